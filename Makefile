@@ -1,0 +1,36 @@
+# `make demo` and `make test` need Python 3.11 or newer and make, and set up the rest.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := sparsejax tests
+
+.PHONY: demo test pytest lint format clean
+
+demo: $(READY)  ## Trains dense, exdyna and micro on digits; prints one table.
+	$(BIN)/python -m sparsejax.examples.digits --recipe dense,exdyna,micro --seeds 5
+
+test: lint pytest  ## What CI runs.
+
+pytest: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+# Installed again whenever the requirements change.
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[tests,notebooks]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

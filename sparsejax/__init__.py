@@ -1,0 +1,36 @@
+"""Sparse gradient exchange for data-parallel training in JAX."""
+
+from sparsejax import exchanges, memories, sparsifiers, thresholds
+from sparsejax._accounting import wire_bytes
+from sparsejax._base import Report
+from sparsejax._gradients import localize, value_and_grad
+from sparsejax._hlo import compiled_wire_bytes
+from sparsejax._placement import PerWorker, init, per_worker, state_specs
+from sparsejax._reports import report, reports
+from sparsejax._simulation import simulate
+from sparsejax._transform import SparsifyState, sparsify
+from sparsejax.recipes import dense, exdyna, micro
+
+__all__ = [
+    "PerWorker",
+    "Report",
+    "SparsifyState",
+    "compiled_wire_bytes",
+    "dense",
+    "exchanges",
+    "exdyna",
+    "init",
+    "localize",
+    "memories",
+    "micro",
+    "per_worker",
+    "report",
+    "reports",
+    "simulate",
+    "sparsifiers",
+    "sparsify",
+    "state_specs",
+    "thresholds",
+    "value_and_grad",
+    "wire_bytes",
+]

@@ -1,0 +1,209 @@
+"""The records that pass between the parts, and the protocols the parts fulfil.
+
+Shapes: `n` coordinates, `k` payload slots per worker (static), `w` workers, `m`
+delivered coordinates. *Per worker* values differ between workers, *replicated* values
+are equal on all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int, Shaped
+
+    from sparsejax._layout import Layout
+    from sparsejax._workers import Workers
+
+State = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Where each worker's indices lie: known to all, so that none of it is sent.
+
+    Attributes:
+      start: Int32[w], replicated. First coordinate that each worker may choose.
+      span: static. No worker chooses at or beyond `start + span`.
+    """
+
+    start: Int[Array, " w"]
+    span: int = dataclasses.field(metadata={"static": True})
+
+
+class Payload(NamedTuple):
+    """What this worker would like to send. Per worker.
+
+    Attributes:
+      indices: Int32[k], ascending; empty slots hold `n`, so that gathers fill and
+        scatters drop. `None`: the whole vector.
+      values: Float[k], this worker's values at `indices`, 0 in empty slots. `None`
+        with `indices=None`.
+      demand: Int32[], how many coordinates qualified before truncation to `k`.
+      threshold: Float[], the threshold that was applied; 0 where there is none.
+      dropped: Bool[], whether this worker's gradient was left out of the step;
+        filled in by `sparsify`.
+      window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
+    """
+
+    indices: Int[Array, " k"] | None
+    values: Float[Array, " k"] | None
+    demand: Int[Array, ""]
+    threshold: Float[Array, ""]
+    dropped: Bool[Array, ""] | bool = False
+    window: Window | None = None
+
+
+class Report(NamedTuple):
+    """What happened in a step; what users log. Replicated.
+
+    Attributes:
+      demand: Int32[w], how many coordinates qualified on each worker.
+      sent: Int32[], how many distinct coordinates of the update were delivered.
+      density: Float[], `sent / n`.
+      threshold: Float[w], the threshold that each worker applied.
+      dropped: Bool[w], which workers' gradients were non-finite and left out.
+      details: NamedTuple, what is particular to the exchange.
+    """
+
+    demand: Int[Array, " w"]
+    sent: Int[Array, ""]
+    density: Float[Array, ""]
+    threshold: Float[Array, " w"]
+    dropped: Bool[Array, " w"]
+    details: Any = ()
+
+
+class Delivery(NamedTuple):
+    """What everybody got, and what of this worker's vector went out.
+
+    Attributes:
+      mean: Float[n], replicated. The averaged update; 0 where nothing was delivered.
+        Representable in the gradient's dtypes.
+      delivered: Int32[m], per worker: coordinates of this worker's vector that went
+        out; empty slots hold `n`. `None`: every coordinate.
+      left: Float[m], per worker: what stays at those coordinates: zeros, or the
+        rounding error. Float[n] where `delivered` is `None`.
+      report: Report, replicated.
+    """
+
+    mean: Float[Array, " n"]
+    delivered: Int[Array, " m"] | None
+    left: Float[Array, " m"]
+    report: Report
+
+
+class Sparsifier(NamedTuple):
+    """Chooses what a worker would like to send.
+
+    Attributes:
+      init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
+      select: `(vector [n], state, step [], workers, layout) -> (Payload, state)`, per
+        worker.
+      adapt: `(state, report, step [], layout) -> state`. It sees replicated facts only,
+        so the state stays equal on all workers.
+      support: how the workers' choices relate: "disjoint", "overlapping", or
+        "everything". Exchanges say which they accept.
+    """
+
+    init: Callable[[Layout, int], State]
+    select: Callable[
+        [Float[Array, " n"], State, Int[Array, ""], Workers, Layout],
+        tuple[Payload, State],
+    ]
+    adapt: Callable[[State, Report, Int[Array, ""], Layout], State]
+    support: str
+
+
+class Exchange(NamedTuple):
+    """Delivers payloads: the only part that decides what was delivered.
+
+    Attributes:
+      init: `(layout, worker_count) -> state`, replicated; mostly `()`.
+      apply: `(vector [n], payload, state, step [], workers, layout) ->
+        (Delivery, state)`.
+      report: `(layout, worker_count) -> Report` of zeros: the report of step -1, which
+        fixes its structure.
+      accepts: the kinds of `Sparsifier.support` that it can deliver.
+      name: for error messages.
+    """
+
+    init: Callable[[Layout, int], State]
+    apply: Callable[
+        [Float[Array, " n"], Payload, State, Int[Array, ""], Workers, Layout],
+        tuple[Delivery, State],
+    ]
+    report: Callable[[Layout, int], Report]
+    accepts: frozenset[str]
+    name: str
+
+
+class Memory(NamedTuple):
+    """What a worker carries to the next step. Never communicates. Per worker.
+
+    Attributes:
+      init: `(n) -> residual`, a pytree of float32 arrays.
+      accumulate: `(gradient [n], residual) -> (vector [n], residual)`, elementwise;
+        the vector takes the place of the first leaf of the residual.
+      settle: `(vector [n], delivery, residual) -> residual`.
+    """
+
+    init: Callable[[int], State]
+    accumulate: Callable[
+        [Float[Array, " n"], State], tuple[Float[Array, " n"], State]
+    ]
+    settle: Callable[[Float[Array, " n"], Delivery, State], State]
+
+
+class ThresholdRule(NamedTuple):
+    """How an exclusive sparsifier finds the threshold of the part that it scans.
+
+    `quota` is how many coordinates the part should send; quotas sum to the target.
+    `count` maps thresholds Float[T], ascending, to Int32[T]: how many coordinates
+    of this worker's part have `|x| >= threshold`. It costs one pass over the part.
+
+    Attributes:
+      init: `(target, worker_count) -> state`, replicated.
+      find: `(state, part [], quota [], size [], count) -> Float[]`, the threshold
+        for this step. Per worker.
+      adapt: `(state, demand [w], threshold [w], target) -> state` after the step; both
+        arrays replicated and ordered by *part*.
+      capacity: `(target, n, worker_count) -> int`, payload slots per worker.
+      limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
+      movement: which topology belongs to it, "published" or "balanced".
+    """
+
+    init: Callable[[int, int], State]
+    find: Callable[..., Float[Array, ""]]
+    adapt: Callable[..., State]
+    capacity: Callable[[int, int, int], int]
+    limit: Callable[[Int[Array, ""], int], Int[Array, ""]]
+    movement: str
+
+
+class Partition(NamedTuple):
+    """Contiguous exclusive parts of `[0, n)`, which may move from step to step.
+
+    Attributes:
+      init: `(n, worker_count) -> state`, replicated.
+      bounds: `(state, n, worker_count, target) -> Int32[w + 1]`, ascending
+        coordinates: part `p` is `[bounds[p], bounds[p + 1])`. Replicated.
+      span: `(n, worker_count, target) -> int`, static: no part is ever longer.
+      adapt: `(state, n, target, demand [w], threshold [w], histogram [B]) -> state`:
+        replicated; `demand` and `threshold` ordered by part, `histogram` counts the
+        delivered coordinates of each block (`_partition.blocks`).
+    """
+
+    init: Callable[[int, int], State]
+    bounds: Callable[[State, int, int, int], Int[Array, " w+1"]]
+    span: Callable[[int, int, int], int]
+    adapt: Callable[..., State]
+
+
+if TYPE_CHECKING:
+    Vector = Shaped[Array, " n"]

@@ -1,0 +1,92 @@
+"""Local gradients inside `jax.shard_map`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sparsejax._workers import AxisName, Workers
+
+
+def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
+    """The same values, typed as differing per worker. Idempotent.
+
+    Under `check_vma=True`, `jax.grad` with respect to *replicated* parameters sums over
+    the workers; with respect to localised ones it gives each worker's own gradient.
+
+    Args:
+      tree: pytree of arrays, replicated or per worker.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+
+    Returns:
+      The tree, per worker.
+
+    Raises:
+      NameError: if the axis is not bound.
+
+    Example:
+      Inside a step: `grads = jax.grad(loss)(sparsejax.localize(params), batch)`.
+    """
+    workers = Workers(axis_name)
+    workers.require_bound("localize")
+    return workers.localize(tree)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    axis_name: AxisName = "data",
+) -> Callable[..., tuple[Any, Any]]:
+    """`jax.value_and_grad` of each worker's own loss, not summed over workers.
+
+    Args:
+      fun: the loss of this worker's part of the batch, averaged over that part.
+      argnums: which arguments to differentiate; they are localised first.
+      has_aux: whether `fun` returns `(loss, aux)`.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+
+    Returns:
+      A function with the arguments of `fun` that returns `(loss, gradients)`, both per
+      worker: average the loss with `jax.lax.pmean` to log it.
+
+    Raises:
+      NameError: when called where the axis is not bound.
+      ValueError: when the loss is typed as equal on all workers: a `pmean` inside
+        it divides the gradients by the number of workers, which nothing can see later.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> def step(w, x):
+      ...     loss, grad = sparsejax.value_and_grad(lambda w: jnp.mean(w * x))(w)
+      ...     return jax.lax.pmean(loss, "data"), grad[None]
+      >>> specs = dict(in_specs=(P(), P("data")), out_specs=(P(), P("data")))
+      >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
+      >>> loss, grads = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(2.0, x)
+      >>> print(loss, grads)
+      7.0 [0. 1. 2. 3. 4. 5. 6. 7.]
+    """
+    workers = Workers(axis_name)
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def wrapped(*args, **kwargs):
+        workers.require_bound("value_and_grad")
+        chosen = {p % len(args) for p in positions}
+        args = [workers.localize(a) if i in chosen else a for i, a in enumerate(args)]
+        value, grads = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)
+        loss = value[0] if has_aux else value
+        if workers.typed() and not workers.is_local(loss):
+            raise ValueError(
+                f"value_and_grad: the loss is equal on all workers of axis "
+                f"{axis_name!r}, so its gradient is already divided by or summed over "
+                f"them. Return the loss of this worker's part of the batch, without a "
+                f"`pmean` or `psum`, and average it afterwards for logging."
+            )
+        return value, grads
+
+    return wrapped

@@ -1,0 +1,194 @@
+"""`sparsify`: a sparsifier, an exchange and a memory as one optax transformation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax import _in_place
+from sparsejax._base import Exchange, Memory, Report, Sparsifier
+from sparsejax._layout import Layout, Structure
+from sparsejax._placement import (
+    PerWorker,
+    add_worker_axis,
+    allocate,
+    drop_worker_axis,
+)
+from sparsejax._workers import AxisName, Workers
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int
+
+NONFINITE_POLICIES = ("drop", "propagate")
+
+
+class SparsifyState(NamedTuple):
+    """State of `sparsify`. Replicated, except what is marked `PerWorker`.
+
+    Attributes:
+      step: Int32[], how many updates were made.
+      memory: PerWorker, the residual: float32 [w, n] globally, [1, n] on a worker.
+      sparsifier: state of the sparsifier.
+      exchange: state of the exchange.
+      report: Report of the last step; zeros after `init`.
+      structure: static, which tree the state was made for.
+    """
+
+    step: Int[Array, ""]
+    memory: PerWorker
+    sparsifier: Any
+    exchange: Any
+    report: Report
+    structure: Structure
+
+
+def sparsify(
+    sparsifier: Sparsifier,
+    *,
+    exchange: Exchange,
+    memory: Memory,
+    axis_name: AxisName = "data",
+    nonfinite: str = "drop",
+) -> optax.GradientTransformationExtraArgs:
+    """Composes the three parts of a method; the recipes are made with it.
+
+    In each step every worker accumulates its gradient on what it kept, selects, takes
+    part in the exchange, and keeps what the exchange did not deliver.
+
+    Args:
+      sparsifier: chooses what this worker would like to send.
+      exchange: delivers it, and decides what was delivered.
+      memory: what a worker carries to the next step.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+      nonfinite: "drop": a worker whose accumulated vector would not be finite adds
+        none of its gradient in that step, the mean still divides by the number of
+        workers, and `report.dropped` says who it was. "propagate": the whole update
+        of that step is NaN and all residuals keep their values.
+
+    Returns:
+      A transformation whose `update` takes this worker's **local** gradients and
+      returns the **same** averaged updates on every worker. It must be called inside
+      `jax.shard_map` (or `sparsejax.simulate`).
+
+    Raises:
+      ValueError: if the exchange cannot deliver what the sparsifier chooses, or for
+        an unknown `nonfinite`.
+
+    Example:
+      >>> from sparsejax import exchanges, memories, sparsifiers, sparsify
+      >>> tx = sparsify(
+      ...     sparsifiers.everything(),
+      ...     exchange=exchanges.dense(),
+      ...     memory=memories.none(),
+      ... )
+    """
+    if sparsifier.support not in exchange.accepts:
+        raise ValueError(
+            f"exchange: `{exchange.name}` cannot deliver {sparsifier.support} choices, "
+            f"only {' or '.join(sorted(exchange.accepts))} ones. Pick an exchange that "
+            f"accepts this sparsifier."
+        )
+    if nonfinite not in NONFINITE_POLICIES:
+        raise ValueError(
+            f"nonfinite: got {nonfinite!r}, expected one of {NONFINITE_POLICIES}."
+        )
+    workers = Workers(axis_name)
+
+    def init(params):
+        layout = Layout.of(params)
+
+        def make(worker_count):
+            return SparsifyState(
+                step=jnp.zeros((), jnp.int32),
+                memory=PerWorker(memory.init(layout.n)),
+                sparsifier=sparsifier.init(layout, worker_count),
+                exchange=exchange.init(layout, worker_count),
+                report=exchange.report(layout, worker_count),
+                structure=layout.structure,
+            )
+
+        return allocate(make, workers)
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        workers.require_bound("update")
+        layout = Layout.of(updates)
+        state.structure.check(layout.structure)
+        _check_local(updates, workers)
+        local = drop_worker_axis(state, workers)
+        # Whole rows [1, n], as they are stored: see `_in_place`.
+        gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
+        kept = state.memory.per_worker
+        trial, _ = memory.accumulate(gradient, kept)
+        # The largest magnitude is NaN or inf exactly if some element is.
+        finite = jnp.max(jnp.abs(trial), initial=0.0) < jnp.inf
+        dropped = ~finite
+
+        def healthy(skip, dropped):
+            vector, residual = _in_place.accumulate(
+                memory, jnp.where(skip, 0.0, gradient), kept, state.step
+            )
+            vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))
+            payload, chosen = sparsifier.select(
+                vector, local.sparsifier, state.step, workers, layout
+            )
+            delivery, exchanged = exchange.apply(
+                vector,
+                payload._replace(dropped=dropped),
+                local.exchange,
+                state.step,
+                workers,
+                layout,
+            )
+            residual = memory.settle(vector, delivery, residual)
+            adapted = sparsifier.adapt(chosen, delivery.report, state.step, layout)
+            return delivery.mean, SparsifyState(
+                state.step + 1,
+                PerWorker(residual),
+                adapted,
+                exchanged,
+                delivery.report,
+                state.structure,
+            )
+
+        def poisoned(who):
+            report = exchange.report(layout, workers.count())._replace(dropped=who)
+            nan = jnp.full((layout.n,), jnp.nan, jnp.float32)
+            return nan, local._replace(step=state.step + 1, report=report)
+
+        if nonfinite == "drop":
+            mean, new = healthy(dropped, dropped)
+        else:
+            who = workers.gather(dropped)
+            mean, new = workers.cond(
+                jnp.any(who),
+                poisoned,
+                lambda who: healthy(False, jnp.zeros_like(dropped)),
+                who,
+            )
+        return layout.unflatten(mean), add_worker_axis(new, workers)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_local(updates: Any, workers: Workers) -> None:
+    """Raises ValueError for gradients that are already equal on all workers."""
+    if not workers.typed():
+        return
+    reduced = [
+        f"`{jax.tree_util.keystr(path) or '(root)'}`"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+        if not workers.is_local(leaf)
+    ]
+    if reduced:
+        raise ValueError(
+            f"update: the gradients {', '.join(reduced)} are typed as equal on all "
+            f"workers of axis {workers.axis_name!r}, so they are already reduced: "
+            f"under `check_vma=True`, `jax.grad` with respect to replicated "
+            f"parameters sums over the workers. Differentiate with "
+            f"`sparsejax.value_and_grad`, or with respect to "
+            f"`sparsejax.localize(params)`, and do not `pmean` the gradients."
+        )

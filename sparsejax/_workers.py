@@ -1,0 +1,175 @@
+"""The named mesh axis over which gradients are exchanged.
+
+The only file that communicates, the only one that reads which axes a value varies over,
+and the only one that branches on traced values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Int
+
+AxisName = str | tuple[str, ...]
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The mesh axes over which the type of `x` says that it differs.
+
+    Empty where types carry no such fact: outside `shard_map`, with `check_vma=False`,
+    and under `vmap`.
+    """
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def vary_like(x: Any, reference: Any) -> Any:
+    """Types every leaf of `x` as varying over at least the axes of `reference`.
+
+    Loop carries and branches of a conditional need equal types on both sides; an array
+    of constants starts out as varying over nothing.
+    """
+    return _cast_to_varying(x, varying_axes(reference))
+
+
+def _cast_to_varying(tree: Any, axes: frozenset[str]) -> Any:
+    def cast(leaf):
+        missing = axes - varying_axes(leaf)
+        # pcast refuses axes over which the value varies already.
+        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if (
+            missing
+        ) else leaf
+
+    return jax.tree.map(cast, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """The workers along a named axis, or along a tuple of axes, major first.
+
+    Works the same inside `jax.shard_map` and, for `simulate`, inside `jax.vmap`.
+
+    Args:
+      axis_name: a mesh axis, or a tuple of them.
+    """
+
+    axis_name: AxisName
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        name = self.axis_name
+        return name if isinstance(name, tuple) else (name,)
+
+    # -- facts ------------------------------------------------------------------------
+
+    def bound(self) -> bool:
+        """Whether the axis is bound here: inside `shard_map` or a named `vmap`."""
+        try:
+            jax.lax.axis_size(self.axis_name)
+        except NameError:
+            return False
+        return True
+
+    def require_bound(self, caller: str) -> None:
+        if not self.bound():
+            raise NameError(
+                f"{caller}: the axis {self.axis_name!r} is not bound here. Gradients "
+                f"are exchanged over a mesh axis, so call it inside `jax.shard_map` "
+                f"over a mesh with that axis, pass the `axis_name=` of your mesh, or "
+                f"use `sparsejax.simulate` on one device."
+            )
+
+    def count(self) -> int:
+        """How many workers there are: static."""
+        return jax.lax.axis_size(self.axis_name)
+
+    def index(self) -> Int[Array, ""]:
+        """This worker's index, Int32[], per worker."""
+        return jax.lax.axis_index(self.axis_name)
+
+    def typed(self) -> bool:
+        """Whether types tell here which values vary over the axis.
+
+        Not so with `check_vma=False` and under `vmap`, where everything is typed
+        replicated.
+        """
+        return set(self.axes) <= varying_axes(self.index())
+
+    def is_local(self, x: Any) -> bool:
+        """Whether `x` is typed as differing between workers. Only where `typed()`."""
+        return set(self.axes) <= varying_axes(x)
+
+    def localize(self, tree: Any) -> Any:
+        """The same values, typed as per worker. Idempotent."""
+        return _cast_to_varying(tree, frozenset(self.axes) if self.typed() else
+                                frozenset())
+
+    # -- collectives ------------------------------------------------------------------
+
+    def gather(self, x: Any) -> Any:
+        """Every worker's `x` along a new leading axis: [w, ...], replicated."""
+        x = self.localize(x)
+        if self.typed():
+            return jax.lax.all_gather(x, self.axis_name, to="invarying")
+        return jax.lax.all_gather(x, self.axis_name)
+
+    def sum(self, tree: Any) -> Any:
+        """The sum over workers, replicated."""
+        return jax.lax.psum(self.localize(tree), self.axis_name)
+
+    def mean(self, tree: Any) -> Any:
+        """The mean over workers, replicated."""
+        return jax.lax.pmean(self.localize(tree), self.axis_name)
+
+    def any(self, flag: Bool[Array, ""]) -> Bool[Array, ""]:
+        """Whether `flag` holds on any worker, replicated."""
+        return self.sum(flag.astype(jnp.int32)) > 0
+
+    def all_to_all(self, x: Any) -> Any:
+        """Sends row `i` of `x` [w, ...] to worker `i`; row `j` comes from worker `j`."""
+        return jax.lax.all_to_all(
+            self.localize(x), self.axis_name, split_axis=0, concat_axis=0
+        )
+
+    def shift(self, x: Any, by: int = 1) -> Any:
+        """Sends `x` to the worker `by` further along the ring. Per worker."""
+        count = self.count()
+        ring = [(i, (i + by) % count) for i in range(count)]
+        return jax.lax.ppermute(self.localize(x), self.axis_name, ring)
+
+    # -- control flow -----------------------------------------------------------------
+
+    def cond(
+        self,
+        predicate: Bool[Array, ""],
+        if_true: Callable[..., Any],
+        if_false: Callable[..., Any],
+        *operands: Any,
+    ) -> Any:
+        """`jax.lax.cond` on a predicate that all workers agree on.
+
+        Raises:
+          ValueError: if the predicate is typed per worker. Workers that take different
+            branches deadlock in a collective, and `shard_map` would type what comes out
+            as replicated although it is not.
+        """
+        if varying_axes(predicate) & set(self.axes):
+            raise ValueError(
+                f"the predicate differs between the workers of axis "
+                f"{self.axis_name!r}; agree on it first, for example with "
+                f"`workers.any(predicate)`."
+            )
+        return jax.lax.cond(predicate, if_true, if_false, *operands)
+
+
+def mesh_worker_count(axis_name: AxisName) -> int | None:
+    """The number of workers in the mesh set by `jax.set_mesh`; None if it has none."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    axes = Workers(axis_name).axes
+    return math.prod(sizes[a] for a in axes) if set(axes) <= set(sizes) else None

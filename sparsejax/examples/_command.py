@@ -1,0 +1,140 @@
+"""The command line of the examples."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+import tqdm
+
+import sparsejax
+from sparsejax.examples import _cluster
+from sparsejax.examples._table import Row, format_table, to_json
+from sparsejax.examples._training import RECIPES, Metrics, Run, Task, Trainer
+
+_DEFAULT_WORKERS = 8
+# How often the progress bar shows the loss: reading it waits for the device.
+_SHOW_LOSS_EVERY = 25
+
+
+def main(
+    make_task: Callable[[], Task],
+    description: str,
+    steps: int,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Trains a task with several recipes and prints one table.
+
+    Args:
+      make_task: called once jax knows its devices.
+      description: for `--help`.
+      steps: default of `--steps`.
+      argv: the arguments; None for those of the process.
+    """
+    parser = _parser(description, steps)
+    options = parser.parse_args(argv)
+    if options.steps < 2:
+        parser.error(f"--steps: got {options.steps}, need 2 or more")
+    if options.seeds < 1:
+        parser.error(f"--seeds: got {options.seeds}, need 1 or more")
+    try:
+        exchanges = {
+            name: RECIPES[name].build(options.density) for name in options.recipe
+        }
+        _cluster.connect(options.workers or _DEFAULT_WORKERS)
+        mesh = _cluster.make_mesh(options.workers)
+    except ValueError as error:
+        parser.error(str(error))
+
+    task = make_task()
+    runs = len(exchanges) * options.seeds
+    # With disable=None there is no bar where stderr is not a terminal.
+    quiet = options.quiet or jax.process_index() > 0 or None
+    rows: list[Row] = []
+    with tqdm.tqdm(total=runs * options.steps, unit="step", disable=quiet) as bar:
+
+        def on_step(metrics: Metrics) -> None:
+            bar.update()
+            if not bar.disable and bar.n % _SHOW_LOSS_EVERY == 0:
+                bar.set_postfix(loss=f"{float(metrics.loss):.3f}")
+
+        params = task.init(0)
+        size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh)
+        for name, exchange in exchanges.items():
+            trainer = Trainer(task, exchange, mesh, options.steps)
+            sparse_bytes = _bytes_per_step(exchange, params, mesh)
+            for seed in range(options.seeds):
+                bar.set_description(f"{name}, seed {seed}")
+                run = trainer.run(seed, on_step)
+                target = RECIPES[name].target(options.density)
+                rows.append(_row(name, seed, target, sparse_bytes, dense_bytes, run))
+
+    if jax.process_index() > 0:
+        return
+    print(
+        f"{task.name}: {size:,} parameters, {mesh.size} workers "
+        f"({jax.devices()[0].platform}), {options.steps} steps, "
+        f"mean of {options.seeds} seed{'s' if options.seeds > 1 else ''}\n\n"
+        f"{format_table(rows)}"
+    )
+    if options.json:
+        options.json.write_text(to_json(rows) + "\n")
+
+
+def _parser(description: str, steps: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--recipe",
+        type=_recipes,
+        default="dense,exdyna,micro",
+        metavar="A,B,C",
+        help=f"of {', '.join(RECIPES)}; default: %(default)s",
+    )
+    add("--density", type=float, default=0.01, help="default: %(default)s")
+    add(
+        "--workers",
+        type=int,
+        help=f"default: all accelerators, or {_DEFAULT_WORKERS} virtual CPU devices",
+    )
+    add("--steps", type=int, default=steps, help="default: %(default)s")
+    add("--seeds", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("--json", type=pathlib.Path, metavar="FILE", help="also write the rows here")
+    add("--quiet", action="store_true", help="no progress bar")
+    return parser
+
+
+def _recipes(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in RECIPES]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"unknown recipe {unknown[0]!r}; there are {', '.join(RECIPES)}"
+        )
+    return names
+
+
+def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh) -> int:
+    return int(sparsejax.wire_bytes(exchange, params, workers=mesh.size).total)
+
+
+def _row(
+    recipe: str, seed: int, target: float, sparse: int, dense: int, run: Run
+) -> Row:
+    return Row(
+        recipe=recipe,
+        seed=seed,
+        test_accuracy=run.accuracy,
+        density_target=target,
+        density_mean=float(run.density.mean()),
+        density_worst_error=float(np.abs(run.density[1:] / target - 1).max()),
+        bytes_per_step=sparse,
+        dense_bytes_per_step=dense,
+        ms_per_step=run.ms_per_step,
+    )

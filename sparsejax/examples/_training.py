@@ -1,0 +1,183 @@
+"""Trains a task with a recipe: the data-parallel loop that the examples share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sparsejax
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+Params = Any
+Batch = Any
+
+# The first steps compile and fill caches; they are not timed.
+_WARM_UP = 5
+
+
+class Recipe(NamedTuple):
+    """A way to exchange gradients.
+
+    Attributes:
+      build: density -> transformation.
+      everything: whether the whole gradient is sent, whatever the density.
+    """
+
+    build: Callable[[float], optax.GradientTransformation]
+    everything: bool = False
+
+    def target(self, density: float) -> float:
+        """The density that a run should achieve when asked for `density`."""
+        return 1.0 if self.everything else density
+
+
+RECIPES: dict[str, Recipe] = {
+    "dense": Recipe(lambda density: sparsejax.dense(), everything=True),
+    "exdyna": Recipe(sparsejax.exdyna),
+    "micro": Recipe(sparsejax.micro),
+}
+
+
+class Task(NamedTuple):
+    """What is learned.
+
+    Attributes:
+      name: for the table.
+      init: seed -> params.
+      loss: (params, batch) -> Float[], the mean over the examples in the batch.
+      batches: (seed, size) -> endless iterator of batches, pytrees of numpy arrays
+        [size, ...]. Equal on all processes.
+      batch_size: examples per step, of all workers together; rounded to a multiple of
+        the workers.
+      accuracy: params -> test accuracy in [0, 1].
+      optimizer: steps -> what follows the exchange.
+    """
+
+    name: str
+    init: Callable[[int], Params]
+    loss: Callable[[Params, Batch], Float[Array, ""]]
+    batches: Callable[[int, int], Iterator[Batch]]
+    batch_size: int
+    accuracy: Callable[[Params], float]
+    optimizer: Callable[[int], optax.GradientTransformation]
+
+
+class Run(NamedTuple):
+    """What a training run gave.
+
+    Attributes:
+      accuracy: test accuracy after the last step.
+      density: Float[steps], achieved in each step.
+      ms_per_step: median wall time of a step after warm-up, from the call until the new
+        parameters are there; without the loading of the batch.
+    """
+
+    accuracy: float
+    density: np.ndarray
+    ms_per_step: float
+
+
+class Metrics(NamedTuple):
+    """What a step logs. Replicated.
+
+    Attributes:
+      loss: Float[], mean over the global batch.
+      density: Float[], fraction of the coordinates that were exchanged.
+    """
+
+    loss: Float[Array, ""]
+    density: Float[Array, ""]
+
+
+class Trainer:
+    """Compiles the step of one recipe once and runs it for any number of seeds."""
+
+    def __init__(
+        self,
+        task: Task,
+        exchange: optax.GradientTransformation,
+        mesh: jax.sharding.Mesh,
+        steps: int,
+    ):
+        self.task, self.mesh, self.steps = task, mesh, steps
+        self.tx = optax.chain(exchange, task.optimizer(steps))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._per_worker = NamedSharding(mesh, PartitionSpec("data"))
+        _, opt_state = self._init(0)
+        self._step = _make_step(self.tx, task.loss, mesh, opt_state)
+
+    def run(self, seed: int, on_step: Callable[[Metrics], None]) -> Run:
+        """Trains from the initial parameters of `seed`."""
+        size = max(1, self.task.batch_size // self.mesh.size) * self.mesh.size
+        batches = self.task.batches(seed, size)
+        params, opt_state = self._init(seed)
+        densities, seconds = [], []
+        for _ in range(self.steps):
+            batch = jax.tree.map(self._place, next(batches))
+            start = time.perf_counter()
+            params, opt_state, metrics = self._step(params, opt_state, batch)
+            # For the timing; and were several steps under way at once, more virtual
+            # devices than cores could wait for each other's threads for ever.
+            jax.block_until_ready((params, metrics))
+            seconds.append(time.perf_counter() - start)
+            densities.append(metrics.density)
+            on_step(metrics)
+        timed = seconds[min(_WARM_UP, self.steps - 1) :]
+        return Run(
+            # Every device has the parameters: one of them is enough to test.
+            self.task.accuracy(jax.tree.map(lambda p: p.addressable_data(0), params)),
+            np.asarray(jax.device_get(densities)),
+            1e3 * statistics.median(timed),
+        )
+
+    def _init(self, seed: int) -> tuple[Params, optax.OptState]:
+        params = jax.device_put(self.task.init(seed), self._replicated)
+        return params, sparsejax.init(self.tx, params, self.mesh)
+
+    def _place(self, rows: np.ndarray) -> Array:
+        local = len(rows) // jax.process_count()
+        first = jax.process_index() * local
+        return jax.make_array_from_process_local_data(
+            self._per_worker, rows[first : first + local], rows.shape
+        )
+
+
+def _make_step(
+    tx: optax.GradientTransformation,
+    loss: Callable[[Params, Batch], Float[Array, ""]],
+    mesh: jax.sharding.Mesh,
+    opt_state: optax.OptState,
+) -> Callable[..., Any]:
+    """The step of all workers: (params, opt_state, batch) -> (..., Metrics)."""
+
+    def step(params, opt_state, batch):
+        value, grads = sparsejax.value_and_grad(loss, axis_name="data")(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        density = sparsejax.report(opt_state).density
+        return params, opt_state, Metrics(jax.lax.pmean(value, "data"), density)
+
+    replicated, per_worker = PartitionSpec(), PartitionSpec("data")
+    specs = sparsejax.state_specs(opt_state, "data")
+    out_specs = (replicated, specs, replicated)
+    return jax.jit(
+        jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(replicated, specs, per_worker),
+            out_specs=out_specs,
+        ),
+        # Donated, the residual is updated in place. Without out_shardings jax pairs
+        # donated buffers with outputs by size, which may not be the same device's.
+        donate_argnums=(0, 1),
+        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
+    )

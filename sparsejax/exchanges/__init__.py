@@ -1,0 +1,6 @@
+"""Collectives that deliver payloads and say what was delivered."""
+
+from sparsejax.exchanges._dense import dense
+from sparsejax.exchanges._union import union
+
+__all__ = ["dense", "union"]

@@ -1,0 +1,6 @@
+"""What a worker carries from one step to the next."""
+
+from sparsejax.memories._error_feedback import error_feedback
+from sparsejax.memories._none import none
+
+__all__ = ["error_feedback", "none"]

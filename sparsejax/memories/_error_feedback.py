@@ -1,0 +1,34 @@
+"""Error feedback: what was not delivered is added to the next gradient."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from sparsejax._base import Memory
+
+
+def error_feedback() -> Memory:
+    """The residual is all of the vector that did not go out.
+
+    `vector = gradient + residual`; after the exchange `residual = vector`, except at
+    delivered coordinates, where it is what the exchange says is left. No gradient
+    mass is lost, only delayed.
+
+    References:
+      Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
+      Stich et al., "Sparsified SGD with memory", NeurIPS 2018.
+    """
+
+    def init(n):
+        return jnp.zeros((n,), jnp.float32)
+
+    def accumulate(gradient, residual):
+        return gradient + residual, residual
+
+    def settle(vector, delivery, residual):
+        del residual  # its memory is the vector's by now
+        if delivery.delivered is None:
+            return delivery.left
+        return vector.at[delivery.delivered].set(delivery.left, mode="drop")
+
+    return Memory(init, accumulate, settle)

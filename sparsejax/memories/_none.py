@@ -1,0 +1,22 @@
+"""No memory: what is not delivered is lost."""
+
+from __future__ import annotations
+
+from sparsejax._base import Memory
+
+
+def none() -> Memory:
+    """Carries nothing: the vector is the gradient, and there is no state."""
+
+    def init(n):
+        del n
+        return ()
+
+    def accumulate(gradient, residual):
+        return gradient, residual
+
+    def settle(vector, delivery, residual):
+        del vector, delivery
+        return residual
+
+    return Memory(init, accumulate, settle)

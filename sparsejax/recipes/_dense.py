@@ -1,0 +1,40 @@
+"""Uncompressed data-parallel training, as the baseline."""
+
+from __future__ import annotations
+
+import optax
+
+from sparsejax import exchanges, memories, sparsifiers
+from sparsejax._transform import sparsify
+from sparsejax._workers import AxisName
+
+
+def dense(
+    *, axis_name: AxisName = "data", nonfinite: str = "drop"
+) -> optax.GradientTransformationExtraArgs:
+    """The mean of all gradients: `update = (1/w) sum_r g_r`, equal to `jax.lax.pmean`.
+
+    Sums are formed and sent in float32, whatever the gradient's dtype.
+
+    Args:
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+
+    Returns:
+      An optax transformation from local gradients (per worker) to averaged updates
+      (replicated). Its state has no residual.
+
+    Raises:
+      ValueError: for an unknown `nonfinite`.
+
+    Example:
+      >>> import optax, sparsejax
+      >>> tx = optax.chain(sparsejax.dense(), optax.adam(1e-3))
+    """
+    return sparsify(
+        sparsifiers.everything(),
+        exchange=exchanges.dense(),
+        memory=memories.none(),
+        axis_name=axis_name,
+        nonfinite=nonfinite,
+    )

@@ -1,0 +1,102 @@
+"""Exclusive selection: each worker searches a part of the vector that is its own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from sparsejax import _partition
+from sparsejax._base import Partition, Payload, Sparsifier, ThresholdRule, Window
+from sparsejax._selection import count_in, select_in
+from sparsejax.sparsifiers._everything import whole_vector
+
+
+class ExclusiveState(NamedTuple):
+    """State of an exclusive sparsifier. Replicated, and free of `capacity`."""
+
+    partition: Any
+    threshold: Any
+
+
+def target_count(density: float, n: int) -> int:
+    """K*: how many of `n` coordinates `density` stands for, at least one."""
+    # The factor undoes the rounding of products such as 0.29 * 100 = 28.999...
+    return min(n, max(1, math.floor(density * n * (1 + 1e-12))))
+
+
+def exclusive(
+    density: float,
+    *,
+    partition: Partition,
+    threshold: ThresholdRule,
+    capacity: int | None = None,
+) -> Sparsifier:
+    """Selects `|x| >= threshold` inside this worker's part of the vector.
+
+    The parts cover the vector without overlap and rotate: at step t worker r owns part
+    `(t + r) mod w`. So the union of the workers' choices is their sum, whatever the
+    number of workers, and each scans about n/w coordinates.
+
+    Where more qualify than may be sent, those of evenly strided rank are sent, so that
+    a coordinate's position never decides whether it has to wait.
+
+    Args:
+      density: fraction of all coordinates to deliver, in (0, 1].
+      partition: how the vector is split, and how the parts move.
+      threshold: how a part's threshold is found.
+      capacity: payload slots per worker; by default what the threshold rule asks for.
+    """
+
+    def init(layout, worker_count):
+        n = layout.n
+        goal = target_count(density, n)
+        return ExclusiveState(
+            partition.init(n, worker_count), threshold.init(goal, worker_count)
+        )
+
+    def select(vector, state, step, workers, layout):
+        n, count = layout.n, workers.count()
+        goal = target_count(density, n)
+        if goal >= n:
+            return whole_vector(n), state
+        bounds = partition.bounds(state.partition, n, count, goal)
+        owned = _partition.owners(step, count)
+        part = owned[workers.index()]
+        start, size = bounds[part], bounds[part + 1] - bounds[part]
+        quota = _partition.quotas(step, n, goal, count)[part]
+        span = partition.span(n, count, goal)
+        slots = threshold.capacity(goal, n, count) if capacity is None else capacity
+        slots = min(slots, span)
+
+        def count_at(thresholds):
+            return count_in(vector, start, size, thresholds, span=span)
+
+        found = threshold.find(state.threshold, part, quota, size, count_at)
+        indices, demand = select_in(
+            vector, start, size, found,
+            threshold.limit(quota, slots), span=span, capacity=slots,
+        )
+        values = vector.at[indices].get(mode="fill", fill_value=0)
+        window = Window(bounds[owned], span)
+        return Payload(indices, values, demand, found, window=window), state
+
+    def adapt(state, report, step, layout):
+        n, count = layout.n, report.demand.shape[0]
+        goal = target_count(density, n)
+        if goal >= n:
+            return state
+        demand = _partition.by_part(report.demand, step, count)
+        thresholds = _partition.by_part(report.threshold, step, count)
+        return ExclusiveState(
+            partition.adapt(
+                state.partition,
+                n,
+                goal,
+                demand,
+                thresholds,
+                report.details.histogram,
+            ),
+            threshold.adapt(state.threshold, demand, thresholds, goal),
+        )
+
+    return Sparsifier(init, select, adapt, "disjoint")

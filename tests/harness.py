@@ -1,0 +1,135 @@
+"""Runs a transformation on eight virtual devices, as a user's step would."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+
+WORKERS = 8
+
+PARAMS = {
+    "bias": jnp.zeros((20,)),
+    "kernel": jnp.zeros((30, 20)),
+    "scale": jnp.zeros(()),
+    "unused": jnp.zeros((0, 3)),
+}
+
+
+def mesh_of(workers=WORKERS, kind=AxisType.Auto):
+    devices = np.asarray(jax.devices()[:workers])
+    return jax.sharding.Mesh(devices, ("data",), axis_types=(kind,))
+
+
+def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
+    """Laplace gradients [w, ...] whose scale differs between leaves and columns."""
+    leaves, treedef = jax.tree.flatten(PARAMS if params is None else params)
+    rng = np.random.default_rng([seed, step])
+
+    def draw(i, leaf):
+        profile = np.linspace(0.2, 3.0, max(leaf.size, 1))[: leaf.size]
+        values = rng.laplace(size=(workers, leaf.size)) * profile * (i + 1)
+        return jnp.asarray(
+            values.reshape(workers, *leaf.shape), dtype or leaf.dtype
+        )
+
+    return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+class Trainer(NamedTuple):
+    """A jitted, donated step and what it needs."""
+
+    step: object  # (params, state, gradients [w, ...]) -> (params, state, updates)
+    mesh: jax.sharding.Mesh
+    state: object
+    params: object
+
+    def shard(self, tree):
+        return jax.device_put(tree, NamedSharding(self.mesh, P("data")))
+
+
+def trainer(tx, params=None, *, mesh=None, check_vma=True, donate=True):
+    mesh = mesh or mesh_of()
+    params = PARAMS if params is None else params
+    tx = optax.with_extra_args_support(tx)
+    state = sparsejax.init(tx, params, mesh)
+    specs = sparsejax.state_specs(state, "data")
+
+    def step(params, state, gradients):
+        mine = jax.tree.map(lambda g: g[0], gradients)
+        updates, state = tx.update(mine, state, params, unknown_argument=1)
+        return optax.apply_updates(params, updates), state, updates
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(P(), specs, P("data")),
+        out_specs=(P(), specs, P()),
+        check_vma=check_vma,
+    )
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (P(), specs, P()))
+    jitted = jax.jit(
+        mapped,
+        donate_argnums=(0, 1) if donate else (),
+        out_shardings=shardings,
+    )
+    # Copied, so that donating the first step's inputs leaves the caller's alone; and
+    # placed, so that the first call compiles for the same shardings as the second.
+    place = jax.tree.map(
+        lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, P())), params
+    )
+    state = jax.tree.map(jax.device_put, state, shardings[1])
+    return Trainer(jitted, mesh, state, place)
+
+
+def run(tx, steps, *, params=None, mesh=None, stream=gradients, **options):
+    """Yields `(gradients, updates, state)` of each step, on the host."""
+    made = trainer(tx, params, mesh=mesh, **options)
+    current, state = made.params, made.state
+    for t in range(steps):
+        drawn = stream(t)
+        current, state, updates = made.step(current, state, made.shard(drawn))
+        yield jax.device_get((drawn, updates, state))
+
+
+def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):
+    """The same under `sparsejax.simulate`."""
+    params = PARAMS if params is None else params
+    simulated = sparsejax.simulate(tx, workers=workers)
+    state = simulated.init(params)
+    update = jax.jit(simulated.update)
+    for t in range(steps):
+        drawn = stream(t)
+        updates, state = update(drawn, state, params)
+        yield jax.device_get((drawn, updates, state))
+
+
+def flat(tree, lead=()):
+    """All leaves as one float64 vector, in the order of the tree."""
+    return np.concatenate(
+        [
+            np.asarray(leaf, np.float64).reshape(*lead, -1)
+            for leaf in jax.tree.leaves(tree)
+        ],
+        axis=-1,
+    )
+
+
+def residuals(state):
+    """The residuals [w, n] of the one sparsejax state in `state`, as float64."""
+    found = [
+        leaf
+        for node in jax.tree.leaves(
+            state, is_leaf=lambda x: isinstance(x, sparsejax.SparsifyState)
+        )
+        if isinstance(node, sparsejax.SparsifyState)
+        for leaf in jax.tree.leaves(node.memory)
+    ]
+    return np.asarray(found[0], np.float64)

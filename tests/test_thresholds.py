@@ -1,0 +1,320 @@
+"""Threshold rules: the published one follows its recordings, the default its quota."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from sparsejax import _partition, thresholds
+from tests import reference
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+TINY = np.finfo(np.float32).tiny
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def count_in(x):
+    """The `count` of the part `x`: one pass, all thresholds at once."""
+    return lambda t: jnp.sum(jnp.abs(x[None]) >= t[:, None], axis=1, dtype=jnp.int32)
+
+
+PASSES = []
+
+
+@functools.cache
+def searching(slack):
+    """The quota rule's search, jitted once; `PASSES` grows by one with each pass."""
+    rule = thresholds.quota(slack)
+
+    @jax.jit
+    def find(x, wanted, hint):
+        def count(t):
+            jax.debug.callback(lambda: PASSES.append(1))
+            return count_in(x)(t)
+
+        size = jnp.int32(x.shape[0])
+        return rule.find(hint[None], jnp.int32(0), wanted, size, count)
+
+    return find
+
+
+def search(x, wanted, hint, slack=0.25):
+    """(threshold, passes) that the quota rule finds for the part `x`."""
+    PASSES.clear()
+    found = searching(slack)(x, np.int32(wanted), jnp.float32(hint))
+    jax.effects_barrier()
+    return np.asarray(found), len(PASSES)
+
+
+# -- the quota rule --------------------------------------------------------------------
+
+RNG = np.random.default_rng(3)
+PARTS = {
+    "laplace": RNG.laplace(size=5000),
+    "thirty decades": RNG.choice([-1, 1], 5000) * 10.0 ** RNG.uniform(-30, 0, 5000),
+    "huge": RNG.laplace(size=5000) * 1e30,
+    "minute": RNG.uniform(1, 2, size=5000) * 1e-30,
+    "two values": np.where(np.arange(5000) % 10 == 0, 3.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("wanted", [1, 50, 4999])
+@pytest.mark.parametrize("hint", ["none", "right", "1e6 over", "1e6 under"])
+def test_quota_is_filled_from_any_hint(part, wanted, hint):
+    x = PARTS[part].astype(np.float32)
+    exact = np.sort(np.abs(x))[-wanted]
+    factor = {"none": 0, "right": 1, "1e6 over": 1e6, "1e6 under": 1e-6}[hint]
+    found, passes = search(x, wanted, exact * np.float32(factor))
+    count = np.sum(np.abs(x) >= found)
+    assert count >= wanted
+    if part == "two values" and wanted < 4000:
+        # No threshold in between: the highest one that reaches the quota.
+        assert found == exact
+        assert passes <= 9
+    else:
+        assert count <= wanted * 1.25
+        assert passes <= 7
+    assert found.dtype == np.float32
+
+
+def test_passes_when_the_hint_is_near():
+    x = RNG.laplace(size=20000).astype(np.float32)
+    exact = np.sort(np.abs(x))[-400]
+    hints = exact * np.exp(RNG.normal(scale=0.02, size=20)).astype(np.float32)
+    passes = [search(x, 400, hint)[1] for hint in hints]
+    assert np.mean(passes) < 1.3
+    assert max(passes) <= 2
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.01])
+def test_quota_without_slack_is_exact(slack):
+    x = RNG.laplace(size=3000).astype(np.float32)
+    found, passes = search(x, 90, 0.0, slack)
+    assert np.sum(np.abs(x) >= found) == 90
+    assert passes <= 9
+
+
+@pytest.mark.parametrize(
+    ("x", "wanted", "expected"),
+    [
+        (np.arange(8), 0, np.inf),  # nothing is wanted
+        (np.arange(8), 8, 0.0),  # everything is wanted, zeros too
+        (np.arange(8), 9, 0.0),
+        (np.zeros(0), 1, 0.0),
+        (np.zeros(0), 0, np.inf),
+        (np.zeros(8), 3, TINY),  # zeros are never selected
+        (np.array([0, 0, 5, 0, 0, 0]), 3, TINY),
+        (np.full(8, 0.7), 3, np.float32(0.7)),  # ties
+        (np.full(8, -1e-30), 3, np.float32(1e-30)),
+    ],
+)
+@pytest.mark.parametrize("hint", [0.0, 0.7, 1e-38, 3e38])
+def test_quota_edge_cases(x, wanted, expected, hint):
+    found, passes = search(x.astype(np.float32), wanted, hint, slack=0.0)
+    assert found == np.float32(expected)
+    if expected in (0.0, np.inf):
+        assert passes == 0
+    if expected == TINY:
+        assert passes == 1
+
+
+def test_nan_counts_as_nothing():
+    x = np.array([np.nan, 1, 2, 3, 4], np.float32)
+    found, _ = search(x, 2, 0.0)
+    assert 2 < found <= 3
+
+
+def test_quota_remembers_only_thresholds_that_are_good_hints():
+    rule = thresholds.quota()
+    state = jnp.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    last = jnp.array([0.5, jnp.inf, jnp.nan, 0.0, TINY])
+    new = rule.adapt(state, jnp.zeros(5, jnp.int32), last, 10)
+    assert new.tolist() == [0.5, 2.0, 3.0, 4.0, 5.0]
+    assert new.dtype == rule.init(10, 5).dtype == jnp.float32
+
+
+def test_slots_and_limits():
+    fill, stairs = thresholds.quota(), thresholds.staircase()
+    for rule in (fill, stairs):
+        assert rule.capacity(382, 38282, 8) == 48
+        assert rule.capacity(1, 10, 8) == 1
+    quotas = jnp.array([3, 5])
+    assert fill.limit(quotas, 4).tolist() == [3, 4]
+    # The published program knows no quota: a message is as full as it gets.
+    assert int(stairs.limit(jnp.int32(3), 4)) == 4
+
+
+@pytest.mark.parametrize("slack", [-0.1, float("nan"), float("inf")])
+def test_slack_is_checked(slack):
+    with pytest.raises(ValueError, match="slack"):
+        thresholds.quota(slack=slack)
+
+
+# -- inside shard_map and vmap ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [thresholds.quota, thresholds.staircase])
+def test_rules_run_in_shard_map_and_vmap(make):
+    w, target, rule = 8, 804, make()
+    scale = np.geomspace(1e-3, 1e3, w)[:, None]
+    x = jnp.asarray(RNG.laplace(size=(w, 4000)) * scale, jnp.float32)
+    state = rule.init(target, w)
+
+    def find(x):
+        part = (jax.lax.axis_index("data") + 3) % w
+        quota = _partition.quotas(jnp.int32(3), x.shape[0] * w, target, w)[part]
+        size = jnp.int32(x.shape[0])
+        found = rule.find(state, part, quota, size, count_in(x))
+        return found, count_in(x)(found[None])[0], quota
+
+    def sharded(x):
+        facts = find(x[0])
+        # Typed replicated, one worker's threshold would pass for everybody's.
+        assert jax.typeof(facts[0]).mat.varying == {"data"}
+        return jax.tree.map(lambda leaf: leaf[None], facts)
+
+    mesh = jax.make_mesh((w,), ("data",), axis_types=(AxisType.Auto,))
+    on_devices = jax.jit(
+        jax.shard_map(sharded, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    )(x)
+    on_one = jax.jit(jax.vmap(find, axis_name="data"))(x)
+    for a, b in zip(on_devices, on_one, strict=True):
+        np.testing.assert_array_equal(a, b)
+    found, counts, quotas = map(np.asarray, on_devices)
+    if rule.movement == "balanced":
+        assert ((quotas <= counts) & (counts <= 1.25 * quotas)).all()
+        assert sorted(set(quotas)) == [100, 101]
+    else:
+        assert set(found) == {np.float32(1 / (2 * np.sqrt(target)))}
+
+
+# -- the published rule ----------------------------------------------------------------
+
+
+def test_staircase_factors():
+    rule = thresholds.staircase()
+    state = rule.init(100, 2)
+    assert state.dtype == jnp.float32
+    assert float(state) == pytest.approx(0.05)
+    for total, factor in [(111, 1.005), (110, 1.00125), (91, 1.00125), (90, 0.995)]:
+        demand = jnp.array([total - 40, 40])
+        new = rule.adapt(state, demand, jnp.full(2, state), 100)
+        assert float(new) == pytest.approx(0.05 * factor, rel=1e-6), total
+
+
+def published_step(partition, w, target):
+    """One step of a published method on all workers: all that these rules drive."""
+    rule = thresholds.staircase()
+
+    @jax.jit
+    def step(residual, bounds_state, rule_state, g, t):
+        n = g.shape[1]
+        acc = g + residual
+        bounds = partition.bounds(bounds_state, n, w, target)
+        coordinates = jnp.arange(n, dtype=jnp.int32)
+        part = jnp.searchsorted(bounds, coordinates, side="right") - 1
+        holder = _partition.by_part(jnp.arange(w, dtype=jnp.int32), t, w)
+        threshold = rule.find(rule_state, part, None, None, None)
+        chosen = jnp.abs(acc[holder[part], coordinates]) >= threshold
+        counts = jnp.zeros(w, jnp.int32).at[part].add(chosen.astype(jnp.int32))
+        facts = (counts, jnp.full(w, threshold))
+        bounds_state = partition.adapt(bounds_state, n, target, *facts, None)
+        rule_state = rule.adapt(rule_state, *facts, target)
+        residual = jnp.where(chosen[None], 0, acc)
+        return residual, bounds_state, rule_state, bounds, counts
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    """One pass over the recorded stream, with everything that is compared to it."""
+    n, w, density, steps, target = 131072, 4, 0.01, 400, 1310
+    kinds = {"exdyna": _partition.published(), "micro": _partition.even()}
+    golden = {k: np.load(GOLDEN / f"{k}_w4.npz") for k in kinds}
+    oracles = {k: reference.Published(n, w, density, k == "exdyna") for k in kinds}
+    ideal = reference.Global(n, w, density)
+    defaults = {k: reference.Default(n, w, density, k == "exdyna") for k in kinds}
+    stairs = thresholds.staircase()
+    carried = {
+        k: (jnp.zeros((w, n)), p.init(n, w), stairs.init(target, w))
+        for k, p in kinds.items()
+    }
+    step = {k: published_step(p, w, target) for k, p in kinds.items()}
+    names = ("thresholds", "counts", "bounds", "oracle_counts", "oracle_bounds",
+             "oracle_l1", "update_l1", "sent", "spread")  # fmt: skip
+    kept = {k: {name: [] for name in names} for k in kinds}
+    for t, g in enumerate(reference.gradient_stream(n, w, steps, seed=1)):
+        ideal.step(g)
+        for k in kinds:
+            seen = kept[k]
+            seen["thresholds"].append(float(carried[k][2]))
+            *carry, bounds, counts = step[k](*carried[k], g, jnp.int32(t))
+            carried[k] = carry
+            seen["counts"].append(np.asarray(counts))
+            seen["bounds"].append(np.asarray(bounds))
+            seen["oracle_bounds"].append(oracles[k].bounds())
+            chosen, update = oracles[k].step(g)
+            seen["oracle_counts"].append([len(c) for c in chosen])
+            seen["oracle_l1"].append(oracles[k].residual_l1())
+            seen["update_l1"].append(np.abs(update).sum(dtype=np.float64))
+            chosen, _ = defaults[k].step(g)
+            seen["sent"].append(sum(map(len, chosen)))
+            local = defaults[k].threshold
+            seen["spread"].append(local.max() / local.min())
+    for k in kinds:
+        kept[k] = {name: np.array(v) for name, v in kept[k].items()}
+        residual = np.asarray(carried[k][0], np.float64)
+        kept[k].update(l1=np.abs(residual).sum(), default_l1=defaults[k].residual_l1())
+    return golden, kept, ideal.residual_l1(), target
+
+
+@pytest.mark.parametrize("kind", ["exdyna", "micro"])
+def test_oracles_are_the_published_programs(recordings, kind):
+    golden, kept = recordings[0][kind], recordings[1][kind]
+    counts = kept["oracle_counts"]
+    np.testing.assert_array_equal(counts.sum(axis=1), golden["k"])
+    np.testing.assert_allclose(kept["oracle_l1"], golden["resid_l1"], rtol=1e-12)
+    np.testing.assert_allclose(kept["update_l1"], golden["update_l1"], rtol=1e-7)
+    if kind == "exdyna":
+        np.testing.assert_array_equal(counts, golden["ks"])
+        starts = kept["oracle_bounds"][:, :-1] // 128
+        np.testing.assert_array_equal(starts, golden["blk_pos"])
+
+
+@pytest.mark.parametrize("kind", ["exdyna", "micro"])
+def test_staircase_follows_the_published_programs(recordings, kind):
+    golden, kept = recordings[0][kind], recordings[1][kind]
+    np.testing.assert_allclose(kept["thresholds"], golden["threshold"], rtol=1e-4)
+    np.testing.assert_allclose(kept["counts"].sum(axis=1), golden["k"], rtol=2e-3)
+    assert kept["l1"] == pytest.approx(golden["resid_l1"][-1], rel=1e-4)
+    np.testing.assert_array_equal(kept["bounds"], kept["oracle_bounds"])
+    if kind == "exdyna":
+        starts = kept["bounds"][:, :-1] // 128
+        np.testing.assert_array_equal(starts, golden["blk_pos"])
+
+
+@pytest.mark.parametrize("kind", ["exdyna", "micro"])
+def test_default_oracle_meets_the_density_and_the_ideal(recordings, kind):
+    _, every, ideal, target = recordings
+    kept = every[kind]
+    assert ideal == pytest.approx(13209, rel=1e-4)
+    assert (kept["sent"] == target).all()
+    assert kept["default_l1"] == pytest.approx(ideal, rel=0.05)
+    if kind == "exdyna":
+        assert kept["spread"][-50:].mean() < 1.03
+    else:
+        assert kept["spread"][-50:].mean() > 3
