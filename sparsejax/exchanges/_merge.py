@@ -36,8 +36,8 @@ def merge(
     never change.
 
     Args:
-      received: UInt32[words], per worker: bits that stand for `received_weight` workers.
-      local: UInt32[words], per worker: bits that stand for `local_weight` workers.
+      received: UInt32[words], per worker: its bits stand for `received_weight` workers.
+      local: UInt32[words], per worker: its bits stand for `local_weight` workers.
       received_weight: A.
       local_weight: B, at most A.
       key: UInt32[2], fresh for every merge.
@@ -55,8 +55,8 @@ def bernoulli(
 ) -> UInt32[Array, " words"]:
     """UInt32[words] whose bits are set with `probability`, independently.
 
-    A uniform number per bit is compared with the probability one binary digit at a time,
-    32 of them at once in a word: 16 random words for each word of the result.
+    A uniform number per bit is compared with the probability, one binary digit at a
+    time and 32 numbers at once: 16 random words for each word of the result.
 
     Args:
       key: UInt32[2], per worker.
@@ -104,6 +104,6 @@ def new_key(seed: int) -> UInt32[Array, " 2"]:
 
 
 def _wrap(key: UInt32[Array, " 2"]) -> Array:
-    # The same generator whatever `jax_default_prng_impl` says: "rbg" gives other numbers
-    # under `vmap`.
+    # The same generator whatever `jax_default_prng_impl` says: "rbg" gives other
+    # numbers under `vmap`.
     return jax.random.wrap_key_data(key, impl="threefry2x32")

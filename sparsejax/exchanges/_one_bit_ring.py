@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import _bits
-from sparsejax._base import Delivery, Exchange, Report
+from sparsejax._base import Delivery, Exchange
 from sparsejax._placement import PerWorker
 from sparsejax.exchanges import _merge, _ring, _step_size
-from sparsejax.exchanges._dense import zero_report
+from sparsejax.exchanges._dense import whole_report, zero_report
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, UInt32
@@ -56,10 +56,10 @@ def one_bit_ring(
     vector - update`. Where `step mod period = 0` the update is the mean of the whole
     vectors instead, and nothing is left.
 
-    In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words, and three words
-    of facts from each of the others: w - 1 hops around the ring, and an all-gather. Over
-    a tuple of axes the hops go along each axis in turn. In a full step it is an
-    all-reduce of n float32 values.
+    In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words, half of them
+    in w - 1 hops around the ring and half in an all-gather, and with the latter three
+    words of facts from each of the others. Over a tuple of axes the hops go along each
+    axis in turn. A full step is an all-reduce of n float32 values.
 
     Args:
       period: of the full steps, counted from step 0; None for never.
@@ -90,8 +90,9 @@ def one_bit_ring(
             rows = jnp.where(mine[:, None], facts[None], 0)
             total, facts = workers.sum((vector, rows))
             mean = total / count
-            rounded = layout.round_all(mean)
-            return rounded, workers.localize(mean - rounded), facts
+            update = layout.round_all(mean)
+            left = workers.localize(mean - update)
+            return update, left, facts, *measured(state, facts)
 
         def one_bit(vector, facts):
             words, rows = _ring.random_signs(
@@ -101,9 +102,9 @@ def one_bit_ring(
                 _merge.fold_in(state.key, step),
             )
             facts = jax.lax.bitcast_convert_type(rows, jnp.float32)
-            _, found = measured(state, facts)
+            size, found = measured(state, facts)
             update = layout.round_all(jnp.where(_bits.unpack(words, n), found, -found))
-            return update, vector - update, facts
+            return update, vector - update, facts, size, found
 
         facts = jnp.stack(
             [
@@ -117,22 +118,15 @@ def one_bit_ring(
         )
         full = jnp.asarray(False) if period is None else step % period == 0
         if period is None:
-            update, left, facts = one_bit(vector, facts)
+            outcome = one_bit(vector, facts)
         elif period == 1:
-            update, left, facts = whole(vector, facts)
+            outcome = whole(vector, facts)
         else:
-            update, left, facts = workers.cond(full, whole, one_bit, vector, facts)
-
-        size, found = measured(state, facts)
+            outcome = workers.cond(full, whole, one_bit, vector, facts)
+        update, left, facts, size, found = outcome
         kept = jnp.sum(jnp.square(left)) / max(n, 1)
-        report = Report(
-            demand=jnp.full((count,), n, jnp.int32),
-            sent=jnp.asarray(n, jnp.int32),
-            density=jnp.ones((), jnp.float32),
-            threshold=jnp.zeros((count,), jnp.float32),
-            dropped=facts[:, 2] > 0,
-            details=OneBitDetails(found, jnp.sqrt(jnp.mean(facts[:, 1])), full),
-        )
+        details = OneBitDetails(found, jnp.sqrt(jnp.mean(facts[:, 1])), full)
+        report = whole_report(n, facts[:, 2] > 0, details)
         new = OneBitState(state.key, size, PerWorker(kept))
         return Delivery(update, None, left, report), new
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
@@ -41,5 +42,16 @@ def follow(size: StepSize, mean_square: Float[Array, ""]) -> StepSize:
 
 
 def rms(size: StepSize) -> Float[Array, ""]:
-    """The root mean square; 0 before the first step."""
-    return jnp.sqrt(size.square / jnp.where(size.weight > 0, size.weight, 1.0))
+    """The root mean square, coarse; 0 before the first step."""
+    mean = size.square / jnp.where(size.weight > 0, size.weight, 1.0)
+    return coarse(jnp.sqrt(mean))
+
+
+def coarse(size: Float[Array, ""]) -> Float[Array, ""]:
+    """`size` with the eight significant bits of a bfloat16.
+
+    A step size needs no more. Sums over n coordinates differ in their last bits from
+    one program to another, which a sign near 0 would make into a whole step: rounded,
+    they are the same number under `simulate` as on devices, but for rare ties.
+    """
+    return jax.lax.reduce_precision(size, exponent_bits=8, mantissa_bits=7)

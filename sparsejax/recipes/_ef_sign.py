@@ -32,7 +32,8 @@ def ef_sign(
       ValueError: for an unknown `nonfinite`.
 
     Departs from the paper: it treats one worker; here the mean of all workers' scaled
-    signs is applied. One magnitude serves the whole vector, not one for each layer.
+    signs is applied. One magnitude serves the whole vector, not one for each layer, and
+    it is rounded to eight significant bits, which goes into the residual.
 
     Example:
       >>> import optax, sparsejax

@@ -32,15 +32,15 @@ def marsit(
     Whatever the signs do, `sum of updates + mean(c) = sum of mean gradients`.
 
     Nobody draws `i(j)` for all: on hop m of the ring a worker keeps its own bit with
-    probability 1/(m+1), and the bit that it received otherwise. Over a tuple of two mesh
-    axes the bits go around a torus, with `R + C - 2` hops instead of `R C - 1`.
+    probability 1/(m+1), and the bit that it received otherwise. Over a tuple of two
+    mesh axes the bits go around a torus, with `R + C - 2` hops instead of `R C - 1`.
 
     Put in front what belongs into the compensation. With the learning rate in front,
     `x + mean(c)` moves by exactly `-lr_t mean(g)` in every step, whatever the schedule.
     With the learning rate behind, a gradient that waits is later multiplied by the rate
     of that time; this is the order in which other recipes are used, and equal for a
-    constant rate. Momentum and Adam in front are local: they see this worker's gradients
-    only, and need `per_worker`.
+    constant rate. Momentum and Adam in front are local: they see this worker's
+    gradients only, and need `per_worker`.
 
     Args:
       period: of the full steps. None for never: with different data on each worker, the
@@ -63,8 +63,9 @@ def marsit(
       TypeError: if `period` or `scale` is no number.
       ValueError: if `period` is below 1, `scale` not positive, or `nonfinite` unknown.
 
-    Departs from the paper: the step size of the signs follows the gradients; the paper
-    has a constant. Probabilities are rounded to multiples of 2^-16.
+    Departs from the paper: the step size of the signs follows the gradients, rounded to
+    eight significant bits; the paper has a constant. Probabilities are rounded to
+    multiples of 2^-16.
 
     Example:
       Behind the learning rate, or before it:
@@ -88,7 +89,7 @@ def marsit(
       ... )
 
       On two workers. The first step is a full one; in the second both agree on the
-      signs, so that no chance is left, and the step size is the root mean square:
+      signs, so that no chance is left, and move by the rounded root mean square:
 
       >>> import jax.numpy as jnp
       >>> tx = sparsejax.simulate(sparsejax.marsit(), workers=2)
@@ -97,7 +98,7 @@ def marsit(
       >>> first, state = tx.update(grads, tx.init(params), params)
       >>> second, state = tx.update(grads, state, params)
       >>> print(first["w"], second["w"])
-      [ 4. -4.] [ 4.1231055 -4.1231055]
+      [ 4. -4.] [ 4.125 -4.125]
 
     References:
       Wu, He, Guo, Qu, Wang, Zhuang, Zhang, "Sign Bit is Enough: A Learning

@@ -57,8 +57,8 @@ def sign_majority(
       ... )
 
     References:
-      Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for
-      Non-Convex Problems", ICML 2018 (arXiv 1802.04434).
+      Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation
+      for Non-Convex Problems", ICML 2018 (arXiv 1802.04434).
     """
     return sparsify(
         sparsifiers.everything(),
