@@ -371,6 +371,10 @@ def test_one_bit_per_coordinate_on_the_wire():
     assert one_bit == one_bit_bytes(N, WORKERS)
     assert full == pytest.approx(2 * 7 / 8 * 4 * (N + 3 * WORKERS))
     assert moved.by_branch[""] == 0
+    assert (moved.least, moved.total) == (one_bit, full)
+    poisoned = sparsejax.marsit(None, nonfinite="propagate")
+    moved = sparsejax.wire_bytes(poisoned, PARAMS, workers=WORKERS)
+    assert moved.least == moved.by_branch[""]  # a branch without messages
 
 
 def test_no_float_message():
