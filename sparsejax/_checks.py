@@ -91,9 +91,10 @@ def check_scale(scale: Any) -> Any:
             f"scale: got {scale!r}, expected a positive number, or None for the root "
             f"mean square of the gradients."
         )
-    if not 0 < scale < math.inf:
+    size = float(scale)
+    if not 0 < size < math.inf:
         raise ValueError(
             f"scale: got {scale}, expected a positive number, or None for the root "
             f"mean square of the gradients."
         )
-    return float(scale)
+    return size

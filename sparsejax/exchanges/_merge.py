@@ -92,7 +92,9 @@ def below(
     return result
 
 
-def fold_in(key: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
+def fold_in(
+    key: UInt32[Array, " 2"], number: Int[Array, ""] | int
+) -> UInt32[Array, " 2"]:
     """UInt32[2], a key for each number."""
     folded = jax.random.fold_in(_wrap(key), number)
     return jax.random.key_data(folded)
