@@ -58,7 +58,7 @@ def measure(n: int, density: float, repeats: int) -> list[dict[str, Any]]:
 
     names = ["copy", *candidates]
     medians = interleaved_medians(
-        {name: lambda _, name=name: run(name) for name in names}, repeats, warm_up=2
+        {name: functools.partial(run, name) for name in names}, repeats, warm_up=2
     )
     ms = {name: medians[name] / inner[name] for name in names}
     return [

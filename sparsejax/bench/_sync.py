@@ -34,9 +34,7 @@ def measure(
         runs[name].draw(turn)
 
     medians = interleaved_medians(
-        {name: lambda _, run=run: run.step() for name, run in runs.items()},
-        repeats,
-        prepare=prepare,
+        {name: run.step for name, run in runs.items()}, repeats, prepare=prepare
     )
     return [
         {

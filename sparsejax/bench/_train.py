@@ -27,7 +27,7 @@ def measure(
     names = [NO_EXCHANGE, *recipes]
     runs = {name: _Training(name, mesh, density) for name in names}
     medians = interleaved_medians(
-        {name: lambda _, run=run: run.step() for name, run in runs.items()}, repeats
+        {name: run.step for name, run in runs.items()}, repeats
     )
     return [
         {
