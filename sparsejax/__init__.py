@@ -5,16 +5,20 @@ from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
+from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
+from sparsejax._replicas import check_replicas
 from sparsejax._reports import report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.recipes import dense, exdyna, micro
 
 __all__ = [
+    "PerShard",
     "PerWorker",
     "Report",
     "SparsifyState",
+    "check_replicas",
     "compiled_wire_bytes",
     "dense",
     "exchanges",
@@ -23,6 +27,7 @@ __all__ = [
     "localize",
     "memories",
     "micro",
+    "per_shard",
     "per_worker",
     "report",
     "reports",

@@ -17,21 +17,26 @@ class PerWorker(NamedTuple):
 
     Every leaf has a leading worker axis: [w, ...] globally, sharded over the axis, and
     [1, ...] on each worker, inside `jax.shard_map`.
+
+    Example:
+      >>> import jax.numpy as jnp, sparsejax
+      >>> sparsejax.state_specs({"mine": sparsejax.PerWorker(jnp.zeros((8, 3)))})
+      {'mine': PerWorker(per_worker=PartitionSpec('data',))}
     """
 
     per_worker: Any
 
 
-def _is_marker(node: Any) -> bool:
-    return isinstance(node, PerWorker)
-
-
 def map_per_worker(f: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `f` to every leaf that is marked `PerWorker`, and to no other."""
+
+    def is_marker(node):
+        return isinstance(node, PerWorker)
+
     return jax.tree.map(
-        lambda node: PerWorker(jax.tree.map(f, node[0])) if _is_marker(node) else node,
+        lambda node: PerWorker(jax.tree.map(f, node[0])) if is_marker(node) else node,
         tree,
-        is_leaf=_is_marker,
+        is_leaf=is_marker,
     )
 
 
@@ -65,11 +70,14 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
     return map_per_worker(drop, state)
 
 
-def state_specs(state: Any, axis_name: AxisName = "data") -> Any:
+def state_specs(
+    state: Any, axis_name: AxisName = "data", *, shard_axis: AxisName = "model"
+) -> Any:
     """The `PartitionSpec` of every leaf of an optimizer state.
 
     Leaves marked `PerWorker` are sharded over `axis_name` along their leading axis,
-    all others are replicated. The result serves as in_specs and out_specs of
+    leaves marked `PerShard` over `shard_axis`, leaves that carry both marks along one
+    axis for each; all others are replicated. The result serves as in_specs and out_specs of
     `jax.shard_map`, and gives the shardings of a checkpoint.
 
     Args:
@@ -77,6 +85,7 @@ def state_specs(state: Any, axis_name: AxisName = "data") -> Any:
         `jax.eval_shape`. The marker is also found where flax nnx has turned the
         state into nested dicts.
       axis_name: the mesh axis of the workers, or a tuple of axes.
+      shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
     Returns:
       A pytree of the same structure, with a `PartitionSpec` for each leaf.
@@ -90,10 +99,12 @@ def state_specs(state: Any, axis_name: AxisName = "data") -> Any:
       >>> specs[0].memory.per_worker, specs[0].step
       (PartitionSpec('data',), PartitionSpec())
     """
+    axes = {"per_worker": axis_name, "per_shard": shard_axis}
 
     def spec(path, _):
         names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
-        return P(axis_name) if "per_worker" in names else P()
+        # Once each, in the order in which the marks were put on.
+        return P(*(axes[name] for name in dict.fromkeys(names) if name in axes))
 
     return jax.tree_util.tree_map_with_path(spec, state)
 
