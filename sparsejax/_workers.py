@@ -26,6 +26,8 @@ def varying_axes(x: Any) -> frozenset[str]:
     Empty where types carry no such fact: outside `shard_map`, with `check_vma=False`,
     and under `vmap`.
     """
+    if isinstance(x, jax.ShapeDtypeStruct):  # Its `typeof` fails beside automatic axes.
+        return frozenset(getattr(x.manual_axis_type, "varying", ()))
     return frozenset(jax.typeof(x).mat.varying)
 
 
