@@ -8,7 +8,7 @@ from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._replicas import check_replicas
-from sparsejax._reports import report, reports
+from sparsejax._reports import log_row, report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.recipes import dense, exdyna, micro
@@ -25,6 +25,7 @@ __all__ = [
     "exdyna",
     "init",
     "localize",
+    "log_row",
     "memories",
     "micro",
     "per_shard",
