@@ -5,6 +5,7 @@ from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
+from sparsejax._labels import small_leaves
 from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._replicas import check_replicas
@@ -33,6 +34,7 @@ __all__ = [
     "report",
     "reports",
     "simulate",
+    "small_leaves",
     "sparsifiers",
     "sparsify",
     "state_specs",

@@ -8,6 +8,7 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._nesting import refuse_wrappers
 from sparsejax._placement import state_specs
 from sparsejax._workers import AxisName, Workers, mesh_worker_count, sharded_axes
 
@@ -20,9 +21,10 @@ class PerShard(NamedTuple):
     marks, and both axes: [m, w, ...].
 
     Example:
-      >>> import jax.numpy as jnp, sparsejax
-      >>> sparsejax.state_specs({"mine": sparsejax.PerShard(jnp.zeros((2, 3)))})
-      {'mine': PerShard(per_shard=PartitionSpec('model',))}
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> state = sparsejax.PerShard(jnp.zeros((2, 3)))
+      >>> sparsejax.state_specs(state).per_shard == jax.P("model")
+      True
     """
 
     per_shard: Any
@@ -99,6 +101,7 @@ def per_shard(
         return jax.jit(made)(params)
 
     def update(updates, state, params=None, **extra_args):
+        refuse_wrappers("update")
         shards.require_bound("per_shard")
         _check_sharded(updates, shards)
         inner = jax.tree.map(lambda x: x[0], state.per_shard)
