@@ -10,6 +10,7 @@ from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._replicas import check_replicas
 from sparsejax._reports import log_row, report, reports
+from sparsejax._resize import resize_workers
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.recipes import dense, exdyna, micro
@@ -33,6 +34,7 @@ __all__ = [
     "per_worker",
     "report",
     "reports",
+    "resize_workers",
     "simulate",
     "small_leaves",
     "sparsifiers",

@@ -104,11 +104,22 @@ def state_specs(
     axes = {"per_worker": axis_name, "per_shard": shard_axis}
 
     def spec(path, _):
-        names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
-        # Once each, in the order in which the marks were put on.
-        return P(*(axes[name] for name in dict.fromkeys(names) if name in axes))
+        return P(*(axes[mark] for mark in _marks(path)))
 
     return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def _marks(path: Any) -> list[str]:
+    """The markers around the leaf at `path`: one for each of its leading axes."""
+    names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
+    # Once each, in the order in which the marks were put on.
+    return [n for n in dict.fromkeys(names) if n in ("per_worker", "per_shard")]
+
+
+def worker_axis(path: Any) -> int | None:
+    """Which axis of the leaf at `path` is that of the workers; None if it has none."""
+    marks = _marks(path)
+    return marks.index("per_worker") if "per_worker" in marks else None
 
 
 def allocate(make: Callable[..., Any], workers: Workers, *args: Any) -> Any:

@@ -18,7 +18,7 @@ LAYERS = (
     {"_selection", "_partition", "_codec", "_placement", "_gradients", "thresholds"},
     {"sparsifiers", "exchanges", "memories"},
     {"_transform", "_reports", "_simulation", "_accounting", "_model_shards",
-     "_replicas"},
+     "_replicas", "_resize"},
     {"recipes", "_hlo"},
     {"__init__"},
     {"examples", "bench"},
