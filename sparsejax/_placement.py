@@ -94,11 +94,12 @@ def state_specs(
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> from jax.sharding import PartitionSpec as P
       >>> mesh = jax.make_mesh((8,), ("data",))
       >>> tx = optax.chain(sparsejax.micro(0.1), optax.sgd(0.1))
       >>> state = sparsejax.init(tx, {"w": jnp.zeros(100)}, mesh)
       >>> specs = sparsejax.state_specs(state, "data")
-      >>> specs[0].memory.per_worker == jax.P("data"), specs[0].step == jax.P()
+      >>> specs[0].memory.per_worker == P("data"), specs[0].step == P()
       (True, True)
     """
     axes = {"per_worker": axis_name, "per_shard": shard_axis}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 import optax
+import pytest
 
 import sparsejax
 from sparsejax import thresholds
@@ -19,8 +21,8 @@ class Case:
       name: shown in test ids.
       make: `make(**overrides) -> transformation`.
       memory: whether what is not sent is kept: mass is conserved.
-      at_density_one: `() -> transformation` that should equal the dense mean; None where
-        its messages are too small for that.
+      at_density_one: `() -> transformation` that should equal the dense mean; None
+        where its messages are too small for that.
     """
 
     name: str
@@ -33,6 +35,8 @@ def _row(name, recipe, *, memory=True, density=None, exact=True, **arguments):
     if density is not None:
         arguments["density"] = density
 
+    # The same object for the same arguments, so that tests share what is compiled.
+    @functools.cache
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
@@ -59,3 +63,11 @@ CASES = (
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
 )
+
+
+def parametrize(cases: Iterable[Case] = CASES):
+    """Runs a test once for each case; one process compiles what a case needs."""
+    marks = pytest.mark.xdist_group
+    return pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.name, marks=marks(c.name)) for c in cases]
+    )

@@ -21,7 +21,8 @@ LAYERS = (
      "_replicas", "_resize"},
     {"recipes", "_hlo"},
     {"__init__"},
-    {"examples", "bench"},
+    {"examples"},
+    {"bench"},
 )
 COLLECTIVES = {
     "psum", "pmean", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pshuffle",

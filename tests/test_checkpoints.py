@@ -36,14 +36,14 @@ TX = optax.chain(
 )
 
 
-def _trained(made, steps, start=0):
-    params, state = made
-    for t in range(start, start + steps):
-        params, state, _ = STEP.step(params, state, STEP.shard(gradients(t)))
+def _trained(steps):
+    params, state = STEP.start()
+    for t in range(steps):
+        params, state, _ = STEP.advance(params, state, gradients(t))
     return params, state
 
 
-STEP = trainer(TX, donate=False)
+STEP = trainer(TX)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -51,25 +51,25 @@ def test_orbax_round_trip(kind, tmp_path):
     nonempty = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses others
 
     def drawn(t):
-        return made.shard(gradients(t, params=nonempty))
+        return gradients(t, params=nonempty)
 
-    made = trainer(TX, nonempty, mesh=mesh_of(kind=kind), donate=False)
-    params, state = made.params, made.state
+    made = trainer(TX, nonempty, mesh=mesh_of(kind=kind))
+    params, state = made.start()
     for t in range(3):
-        params, state, _ = made.step(params, state, drawn(t))
+        params, state, _ = made.advance(params, state, drawn(t))
     tree = {"params": params, "state": state, "step": jnp.int32(3)}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "saved", tree)
         checkpointer.wait_until_finished()
         # The target comes from `init` alone, as after a restart.
-        fresh = trainer(TX, nonempty, mesh=mesh_of(kind=kind), donate=False)
-        target = {"params": fresh.params, "state": fresh.state, "step": jnp.int32(0)}
+        fresh_params, fresh_state = made.start()
+        target = {"params": fresh_params, "state": fresh_state, "step": jnp.int32(0)}
         restored = checkpointer.restore(tmp_path / "saved", _abstract(target))
     _same(restored, tree)
     memory = restored["state"][1].memory.per_worker
     assert {s.data.shape for s in memory.addressable_shards} == {(1, N)}
-    after = made.step(params, state, drawn(3))
-    again = made.step(restored["params"], restored["state"], drawn(3))
+    after = made.advance(params, state, drawn(3))
+    again = made.advance(restored["params"], restored["state"], drawn(3))
     _same(again, after)
     assert made.step._cache_size() == 1
 
@@ -99,7 +99,7 @@ def _mesh(workers):
 
 
 def test_resize_conserves_the_mean_pending_gradient():
-    params, state = _trained((STEP.params, STEP.state), 4)
+    params, state = _trained(4)
     pending = residuals(state).mean(axis=0)
     assert np.abs(pending).max() > 0.1
     momentum = np.asarray(state[0].per_worker.trace["kernel"], np.float64)
@@ -128,7 +128,7 @@ def test_resize_conserves_the_mean_pending_gradient():
 
 
 def test_resize_to_as_many_keeps_all():
-    _, state = _trained((STEP.params, STEP.state), 2)
+    _, state = _trained(2)
     host = jax.device_get(state)  # numpy, as a checkpoint restored without devices
     same = sparsejax.resize_workers(TX, host, PARAMS, mesh_of())
     _same(same, state)
@@ -137,21 +137,21 @@ def test_resize_to_as_many_keeps_all():
 def test_resized_state_trains_on():
     """The next update sends what is pending, at the density asked for."""
     tx = sparsejax.exdyna(0.05)
-    eight = trainer(tx, donate=False)
-    params, state = eight.params, eight.state
+    eight = trainer(tx)
+    params, state = eight.start()
     total, sent = np.zeros(N), np.zeros(N)
     for t in range(3):
         drawn = gradients(t)
         total += flat(drawn, (WORKERS,)).mean(axis=0)
-        params, state, updates = eight.step(params, state, eight.shard(drawn))
+        params, state, updates = eight.advance(params, state, drawn)
         sent += flat(updates)
-    six = trainer(tx, mesh=_mesh(6), donate=False)
+    six = trainer(tx, mesh=_mesh(6))
     state = sparsejax.resize_workers(tx, state, six.params, _mesh(6))
-    params = six.params
+    params, _ = six.start()
     for t in range(3, 6):
         drawn = gradients(t, workers=6)
         total += flat(drawn, (6,)).mean(axis=0)
-        params, state, updates = six.step(params, state, six.shard(drawn))
+        params, state, updates = six.advance(params, state, drawn)
         sent += flat(updates)
         assert int(sparsejax.report(state).sent) == int(0.05 * N)
     assert six.step._cache_size() == 1
@@ -205,7 +205,7 @@ def _astray(mesh, spec, shape):
 
 def test_check_replicas():
     mesh = mesh_of()
-    _, state = _trained((STEP.params, STEP.state), 1)
+    _, state = _trained(1)
     sparsejax.check_replicas(state, mesh)  # per-worker rows have no copies to differ
     sparsejax.check_replicas({"host": np.ones(3), "key": jax.random.key(0)}, mesh)
     bad = {"good": state[1].step, "bad": _astray(mesh, P(), (3,))}

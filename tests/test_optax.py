@@ -168,10 +168,10 @@ def test_the_fixes_work():
 
 def test_microbatches_are_one_exchange():
     """The mean over two halves of a batch equals the gradient of the whole."""
-    made = trainer(sparsejax.exdyna(0.1), donate=False)
+    made = trainer(sparsejax.exdyna(0.1))
     first, second = gradients(0), gradients(1)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
-    _, state, updates = made.step(made.params, made.state, made.shard(mean))
+    _, state, updates = made.advance(*made.start(), mean)
     assert int(state.step) == 1
     assert np.count_nonzero(flat(updates)) == int(0.1 * N)
 
