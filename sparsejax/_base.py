@@ -170,7 +170,8 @@ class ThresholdRule(NamedTuple):
       find: `(state, part [], quota [], size [], count) -> Float[]`, the threshold
         for this step. Per worker.
       adapt: `(state, demand [w], threshold [w], target) -> state` after the step; both
-        arrays replicated and ordered by *part*.
+        arrays replicated and ordered by *part*. `target` is an int, or Int32[] where
+        the density is a schedule.
       capacity: `(target, n, worker_count) -> int`, payload slots per worker.
       limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
       movement: which topology belongs to it, "published" or "balanced".
