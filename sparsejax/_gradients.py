@@ -27,7 +27,15 @@ def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
       NameError: if the axis is not bound.
 
     Example:
-      Inside a step: `grads = jax.grad(loss)(sparsejax.localize(params), batch)`.
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> def gradient(w, x):
+      ...     return jax.grad(lambda w: jnp.mean(w * x))(sparsejax.localize(w))[None]
+      >>> specs = dict(in_specs=(P(), P("data")), out_specs=P("data"))
+      >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
+      >>> print(jax.jit(jax.shard_map(gradient, mesh=mesh, **specs))(2.0, x))
+      [0. 1. 2. 3. 4. 5. 6. 7.]
     """
     workers = Workers(axis_name)
     workers.require_bound("localize")

@@ -36,6 +36,13 @@ class SparsifyState(NamedTuple):
       exchange: state of the exchange.
       report: Report of the last step; zeros after `init`.
       structure: static, which tree the state was made for.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> state = sparsejax.init(sparsejax.exdyna(density=0.1), jnp.zeros(50), mesh)
+      >>> int(state.step), state.memory.per_worker.shape
+      (0, (8, 50))
     """
 
     step: Int[Array, ""]

@@ -66,6 +66,17 @@ def exclusive(
       capacity: payload slots per worker; by default what the threshold rule asks for.
       max_density: with a schedule, the largest density it may reach: all sizes follow
         from it. Larger values of the schedule are cut.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import _partition
+      >>> sparsifier = exclusive(
+      ...     0.01,
+      ...     partition=_partition.even(),
+      ...     threshold=sparsejax.thresholds.quota(),
+      ... )
+      >>> sparsifier.support
+      'disjoint'
     """
     scheduled = callable(density)
     largest = max_density if scheduled else density
