@@ -13,7 +13,7 @@ from sparsejax._reports import log_row, report, reports
 from sparsejax._resize import resize_workers
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import dense, exdyna, micro
+from sparsejax.recipes import dense, ef_sign, exdyna, marsit, micro, sign_majority
 
 __all__ = [
     "PerShard",
@@ -23,11 +23,13 @@ __all__ = [
     "check_replicas",
     "compiled_wire_bytes",
     "dense",
+    "ef_sign",
     "exchanges",
     "exdyna",
     "init",
     "localize",
     "log_row",
+    "marsit",
     "memories",
     "micro",
     "per_shard",
@@ -35,6 +37,7 @@ __all__ = [
     "report",
     "reports",
     "resize_workers",
+    "sign_majority",
     "simulate",
     "small_leaves",
     "sparsifiers",

@@ -62,9 +62,7 @@ def resize_workers(
             f"parameters. It has the structure {given}, and `tx.init(params)` gives "
             f"{treedef}. Pass the `tx` and `params` that it was made with."
         )
-    same = all(
-        np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True)
-    )
+    same = all(np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True))
 
     def carried(path, old, new):
         axis = worker_axis(path)

@@ -88,7 +88,9 @@ def test_linen_step(kind):
         _, grads = sparsejax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=grads)
 
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs
+    )
     x = jax.device_put(_batch(), jax.NamedSharding(mesh, P("data")))
     after = jax.jit(mapped)(state, x)
     _check_rows(after.opt_state[0].memory.per_worker)
@@ -146,7 +148,9 @@ def test_nnx_step(kind):
         optimizer.update(model, grads)
         return nnx.state((model, optimizer))
 
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs
+    )
     x = jax.device_put(_batch(), jax.NamedSharding(mesh, P("data")))
     after = jax.jit(mapped)(state, x)
     model, optimizer = nnx.merge(graphdef, after)

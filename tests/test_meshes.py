@@ -153,11 +153,15 @@ def _two_level_step(mesh, value_and_grad_axes, pmean):
 def test_forgotten_local_mean_names_the_axes():
     mesh = _mesh((4, 2), ("host", "local"))
     both = ("host", "local")
-    with pytest.raises(ValueError, match=r"also varies over \['local'\].*pmean.*axis_n"):
+    with pytest.raises(
+        ValueError, match=r"also varies over \['local'\].*pmean.*axis_n"
+    ):
         _two_level_step(mesh, both, pmean=False)
     _two_level_step(mesh, both, pmean=True)
     # The gradients of parameters that are equal over "local" were summed over it.
-    with pytest.raises(ValueError, match=r"value_and_grad: .*summed over it\. Name all"):
+    with pytest.raises(
+        ValueError, match=r"value_and_grad: .*summed over it\. Name all"
+    ):
         _two_level_step(mesh, "host", pmean=True)
 
 
@@ -322,7 +326,10 @@ def test_leaf_sharded_over_an_automatic_axis():
         sparsejax.init(tx, _sharded(mesh), mesh)
     # Where types know it, `update` sees it too.
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AUTO, EXPLICIT))
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=f"init: the leaf {message}"):
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(ValueError, match=f"init: the leaf {message}"),
+    ):
         jax.eval_shape(tx.init, _sharded(mesh))
     state = sparsejax.init(tx, _params(), mesh)
     mapped = jax.shard_map(
@@ -332,7 +339,10 @@ def test_leaf_sharded_over_an_automatic_axis():
         out_specs=(P(), sparsejax.state_specs(state)),
         axis_names={"data"},
     )
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=f"update: the leaf {message}"):
+    with (
+        jax.set_mesh(mesh),
+        pytest.raises(ValueError, match=f"update: the leaf {message}"),
+    ):
         jax.eval_shape(mapped, _sharded(mesh), state)
 
 

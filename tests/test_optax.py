@@ -159,9 +159,7 @@ def test_apply_if_finite_is_refused(inner):
 
 def test_the_fixes_work():
     """What the two errors recommend runs."""
-    tx = optax.chain(
-        sparsejax.exdyna(0.1), optax.apply_if_finite(optax.sgd(0.1), 3)
-    )
+    tx = optax.chain(sparsejax.exdyna(0.1), optax.apply_if_finite(optax.sgd(0.1), 3))
     _, updates, _ = _last(tx)
     assert flat(updates).any()
 

@@ -63,10 +63,10 @@ def main(
 
         params = task.init(0)
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh)
+        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh, period=1)
         for name, exchange in exchanges.items():
             trainer = Trainer(task, exchange, mesh, options.steps)
-            sparse_bytes = _bytes_per_step(exchange, params, mesh)
+            sparse_bytes = _bytes_per_step(exchange, params, mesh, RECIPES[name].period)
             for seed in range(options.seeds):
                 bar.set_description(f"{name}, seed {seed}")
                 run = trainer.run(seed, on_step)
@@ -120,8 +120,9 @@ def _recipes(text: str) -> list[str]:
     return names
 
 
-def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh) -> int:
-    return int(sparsejax.wire_bytes(exchange, params, workers=mesh.size).total)
+def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh, period: int) -> int:
+    moved = sparsejax.wire_bytes(exchange, params, workers=mesh.size)
+    return int(moved.least + (moved.total - moved.least) / period)
 
 
 def _row(

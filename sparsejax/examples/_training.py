@@ -30,10 +30,12 @@ class Recipe(NamedTuple):
     Attributes:
       build: density -> transformation.
       everything: whether the whole gradient is sent, whatever the density.
+      period: of the steps that send the most; all others send the least.
     """
 
     build: Callable[[float], optax.GradientTransformation]
     everything: bool = False
+    period: int = 1
 
     def target(self, density: float) -> float:
         """The density that a run should achieve when asked for `density`."""
@@ -44,6 +46,14 @@ RECIPES: dict[str, Recipe] = {
     "dense": Recipe(lambda density: sparsejax.dense(), everything=True),
     "exdyna": Recipe(sparsejax.exdyna),
     "micro": Recipe(sparsejax.micro),
+    "marsit": Recipe(
+        lambda density: sparsejax.marsit(100), everything=True, period=100
+    ),
+    # Scaled, so that the learning rate of the others fits.
+    "sign_majority": Recipe(
+        lambda density: sparsejax.sign_majority(None), everything=True
+    ),
+    "ef_sign": Recipe(lambda density: sparsejax.ef_sign(), everything=True),
 }
 
 

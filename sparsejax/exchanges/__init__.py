@@ -1,6 +1,8 @@
 """Collectives that deliver payloads and say what was delivered."""
 
 from sparsejax.exchanges._dense import dense
+from sparsejax.exchanges._one_bit_ring import one_bit_ring
+from sparsejax.exchanges._packed_signs import packed_signs
 from sparsejax.exchanges._union import union
 
-__all__ = ["dense", "union"]
+__all__ = ["dense", "one_bit_ring", "packed_signs", "union"]

@@ -138,9 +138,7 @@ def exclusive(
                 thresholds,
                 report.details.histogram,
             ),
-            threshold.adapt(
-                state.threshold, demand, thresholds, target(step, n, goal)
-            ),
+            threshold.adapt(state.threshold, demand, thresholds, target(step, n, goal)),
         )
 
     return Sparsifier(init, select, adapt, "disjoint")
