@@ -79,8 +79,8 @@ def state_specs(
 
     Leaves marked `PerWorker` are sharded over `axis_name` along their leading axis,
     leaves marked `PerShard` over `shard_axis`, leaves that carry both marks along one
-    axis for each; all others are replicated. The result serves as in_specs and out_specs of
-    `jax.shard_map`, and gives the shardings of a checkpoint.
+    axis for each; all others are replicated. The result serves as in_specs and
+    out_specs of `jax.shard_map`, and gives the shardings of a checkpoint.
 
     Args:
       state: any pytree that holds optimizer states: arrays, or the result of

@@ -52,9 +52,7 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
             digests[i, number[shard.device]] = _digest(shard.data)
     if jax.process_count() > 1:
         # Every process filled in its own devices and left the others at zero.
-        digests = np.sum(
-            multihost_utils.process_allgather(digests), axis=0, dtype=np.uint32
-        )
+        digests = multihost_utils.process_allgather(digests).sum(axis=0)
     for i, (name, leaf) in enumerate(leaves):
         first: dict[Any, Any] = {}
         parts = leaf.sharding.devices_indices_map(leaf.shape)

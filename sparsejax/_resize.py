@@ -54,8 +54,10 @@ def resize_workers(
       (4, 100)
     """
     fresh = init(tx, params, mesh)
-    new, treedef = jax.tree_util.tree_flatten_with_path(fresh)
-    old, given = jax.tree_util.tree_flatten(state)
+    treedef: Any = jax.tree.structure(fresh)
+    given: Any = jax.tree.structure(state)
+    new = jax.tree_util.tree_leaves_with_path(fresh)
+    old = jax.tree.leaves(state)
     if treedef != given:
         raise ValueError(
             f"resize_workers: the state is none of this transformation for these "
@@ -107,7 +109,11 @@ def _place(old: Any, new: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 def _fetch(x: Any) -> np.ndarray:
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+    if (
+        isinstance(x, jax.Array)
+        and isinstance(x.sharding, NamedSharding)
+        and not x.is_fully_addressable
+    ):
         # Rows of other processes: gathered on every host.
         everywhere = NamedSharding(x.sharding.mesh, P())
         x = jax.jit(lambda x: x, out_shardings=everywhere)(x).addressable_data(0)

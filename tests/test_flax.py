@@ -1,4 +1,4 @@
-"""Linen's TrainState and nnx's Optimizer: where their state lives, and one step each."""
+"""Linen's TrainState and nnx's Optimizer: where their state lives, and one step."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ def test_parameters_that_all_shards_share():
 def test_shards_unknown_under_jit():
     mesh = _mesh((4, 2), ("data", "model"))
     tx = sparsejax.per_shard(sparsejax.exdyna(0.1))
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match="outside `jax.jit`"):
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"outside `jax\.jit`"):
         jax.jit(tx.init)(_sharded(mesh))
     with pytest.raises(ValueError, match="per_shard: no axes"):
         tx.init(_params())

@@ -33,7 +33,7 @@ def target_count(density: float, n: int) -> int:
 
 
 def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
-    """Int32[], K* of this step: as `target_count`, of a schedule, and at most `most`."""
+    """Int32[]: `target_count` of what a schedule says in this step, at most `most`."""
     density = jnp.asarray(schedule(step), jnp.float32)
     # The factor is two roundings of float32, and NaN is the least there is.
     wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
