@@ -2,15 +2,17 @@
 
     python -m tests.restart_program DIRECTORY WORKERS STEPS
 
-It resumes from the newest checkpoint in DIRECTORY, prints `step T` after each step, and
-at last one line of JSON. If the checkpoint is of another number of workers, it is
-resized.
+With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set it is one of
+several processes. It resumes from the newest checkpoint in DIRECTORY, prints `step T`
+after each step, and at last one line of JSON. If the checkpoint is of another number of
+workers, it is resized.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
 import sys
 
@@ -103,6 +105,11 @@ def _abstract(x):
 
 
 def main(directory, workers, steps):
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=int(os.environ["JAX_PROCESS_ID"]),
+        )
     directory = pathlib.Path(directory)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:workers]), ("data",))
     tx = make_tx()
@@ -123,7 +130,10 @@ def main(directory, workers, steps):
         )  # fmt: skip
     step = make_step(tx, mesh, sparsejax.state_specs(state))
     for t in range(first, steps):
-        x = jax.device_put(batch_of(t), NamedSharding(mesh, P("data")))
+        rows = batch_of(t)
+        x = jax.make_array_from_callback(
+            rows.shape, NamedSharding(mesh, P("data")), lambda i, rows=rows: rows[i]
+        )
         params, state, loss = step(params, state, x)
         loss.block_until_ready()
         if (t + 1) % SAVE_EVERY == 0:
@@ -131,14 +141,22 @@ def main(directory, workers, steps):
             checkpointer.save(path / "tree", (params, state))
             checkpointer.wait_until_finished()
             # Last, so that a checkpoint without it is known to be incomplete.
-            (path / "workers").write_text(str(workers))
+            if jax.process_index() == 0:
+                (path / "workers").write_text(str(workers))
         print(f"step {t + 1}", flush=True)
     sparsejax.check_replicas((params, state), mesh)
     report = sparsejax.report(state)
     result = {
         "first": first,
         "loss": float(loss).hex(),
-        "digest": digest((params, state)),
+        # Of what this process has of it.
+        "digest": digest(
+            [
+                shard.data
+                for leaf in jax.tree.leaves((params, state))
+                for shard in leaf.addressable_shards
+            ]
+        ),
         "sent": int(report.sent),
         "rows": state[1].memory.per_worker.shape[0],
         "resize_error": error,

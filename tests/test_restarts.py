@@ -8,6 +8,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -19,10 +20,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 18
 
 
-def _start(directory, workers, steps):
-    environment = dict(os.environ)
-    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    environment["PYTHONPATH"] = str(ROOT)
+def _start(directory, workers, steps, **more):
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={more.pop('devices', 8)}",
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
     return subprocess.Popen(
         [
             sys.executable,
@@ -71,6 +74,51 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     assert resumed["loss"] == expected["loss"]  # as hexadecimal digits
     assert resumed["digest"] == expected["digest"]  # parameters, residuals, all state
     assert resumed["steps_of_state"] == STEPS
+
+
+def _start_two(directory, steps):
+    """Two processes with four devices each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return [
+        _start(
+            directory,
+            8,
+            steps,
+            devices=4,
+            JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+            JAX_NUM_PROCESSES="2",
+            JAX_PROCESS_ID=str(i),
+        )
+        for i in range(2)
+    ]
+
+
+def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
+    """The whole job dies, as jobs do, and goes on from what is on the disk."""
+    expected, _ = uninterrupted
+    processes = _start_two(tmp_path, STEPS)
+    for line in processes[0].stdout:
+        if line == f"step {SAVE_EVERY + 2}\n":
+            break
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    processes = _start_two(tmp_path, STEPS)
+    results = []
+    for process in processes:
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        results.append(json.loads(output.splitlines()[-1]))
+    assert results[0]["first"] >= SAVE_EVERY
+    assert results[0]["loss"] == results[1]["loss"]
+    # Sums over processes are formed in another order.
+    assert float.fromhex(results[0]["loss"]) == pytest.approx(
+        float.fromhex(expected["loss"]), rel=1e-5
+    )
 
 
 def test_from_eight_workers_to_four_to_six(uninterrupted, tmp_path):
