@@ -47,7 +47,7 @@ class Structure:
         )
 
 
-def _bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
+def bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
     """`path` without the `.value` of a flax nnx variable.
 
     `nnx.Optimizer` calls `init` with variables and `update` with what they hold.
@@ -87,7 +87,7 @@ class Layout:
           ValueError: if there are 2^31 coordinates or more.
         """
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-        paths = tuple(jax.tree_util.keystr(_bare(path)) for path, _ in leaves)
+        paths = tuple(jax.tree_util.keystr(bare(path)) for path, _ in leaves)
         shapes = tuple(tuple(jnp.shape(leaf)) for _, leaf in leaves)
         dtypes = tuple(np.dtype(jnp.result_type(leaf)) for _, leaf in leaves)
         wrong = [

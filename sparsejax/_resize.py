@@ -10,6 +10,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._layout import Structure, bare
 from sparsejax._placement import init, worker_axis
 
 
@@ -37,9 +38,10 @@ def resize_workers(
 
     Returns:
       The state, placed on `mesh`. Per-worker floating-point leaves: the mean of the old
-      rows. Other leaves are kept where their shape does not depend on the number of
-      workers, such as moments and step counts, and start anew where it does, such as
-      the bounds of parts. With as many workers as before, everything is kept.
+      rows; other per-worker leaves: kept where all workers agree. The rest is kept
+      where its shape does not depend on the number of workers, such as moments and step
+      counts, and starts anew where it does, such as the bounds of parts. With as many
+      workers as before, everything is kept.
 
     Raises:
       ValueError: if `state` is not a state of `tx` for such parameters.
@@ -54,35 +56,50 @@ def resize_workers(
       (4, 100)
     """
     fresh = init(tx, params, mesh)
-    treedef: Any = jax.tree.structure(fresh)
-    given: Any = jax.tree.structure(state)
     new = jax.tree_util.tree_leaves_with_path(fresh)
     old = jax.tree.leaves(state)
-    if treedef != given:
-        raise ValueError(
-            f"resize_workers: the state is none of this transformation for these "
-            f"parameters. It has the structure {given}, and `tx.init(params)` gives "
-            f"{treedef}. Pass the `tx` and `params` that it was made with."
-        )
+    _check_same(state, fresh)
     same = all(np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True))
 
     def carried(path, old, new):
         axis = worker_axis(path)
         if not same and axis is not None:
-            if not jax.numpy.issubdtype(new.dtype, np.floating):
-                return new
             return _mean_rows(old, new, axis, path)
         if np.shape(old) != np.shape(new):
             return new
         return _place(old, new, mesh)
 
-    return treedef.unflatten(
-        [carried(path, a, b) for a, (path, b) in zip(old, new, strict=True)]
+    carried_leaves = [carried(p, a, b) for a, (p, b) in zip(old, new, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(state), carried_leaves)
+
+
+def _check_same(state: Any, fresh: Any) -> None:
+    """Raises ValueError if the two have other leaves; nnx may have boxed some."""
+
+    def names(tree):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return [jax.tree_util.keystr(bare(path)) for path, _ in leaves]
+
+    def structures(tree):
+        nodes = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Structure))
+        return [node for node in nodes if isinstance(node, Structure)]
+
+    given, made = names(state), names(fresh)
+    if (given, structures(state)) == (made, structures(fresh)):
+        return
+    others = sorted(set(given) ^ set(made))
+    difference = f"they differ in {', '.join(others)}" if others else "shapes differ"
+    raise ValueError(
+        f"resize_workers: the state is none of this transformation for these "
+        f"parameters: {difference}. Pass the `tx` and `params` that it was made with."
     )
 
 
 def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
-    """As `new`, each row the mean over the rows of `old`, summed in float64."""
+    """As `new`, each row the mean over the rows of `old`, summed in float64.
+
+    What cannot be averaged, such as counters, is kept if all rows agree.
+    """
     rest = [shape[:axis] + shape[axis + 1 :] for shape in (np.shape(old), new.shape)]
     if rest[0] != rest[1]:
         raise ValueError(
@@ -90,7 +107,13 @@ def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
             f"{np.shape(old)}, and {new.shape} on the new mesh: only the number of "
             f"workers, axis {axis}, may differ."
         )
-    mean = np.mean(_fetch(old), axis=axis, keepdims=True, dtype=np.float64)
+    value = _fetch(old)
+    if jax.dtypes.issubdtype(new.dtype, np.floating):
+        mean = np.mean(value.astype(np.float64), axis=axis, keepdims=True)
+    else:
+        mean = np.take(value, [0], axis=axis)
+        if not (value == mean).all():
+            return new
     rows = np.broadcast_to(mean.astype(new.dtype), new.shape)
     # By shard: no device, and not the host either, ever holds all rows.
     return jax.make_array_from_callback(new.shape, new.sharding, lambda i: rows[i])

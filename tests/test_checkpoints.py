@@ -160,6 +160,33 @@ def test_resized_state_trains_on():
     )
 
 
+def test_resize_of_per_worker_counters():
+    """Moments are averaged, and the count that corrects their bias stays."""
+    tx = sparsejax.per_worker(optax.scale_by_adam())
+    state = sparsejax.init(tx, jnp.zeros(3), mesh_of())
+    inner = state.per_worker._replace(
+        count=np.full(8, 7, np.int32), mu=np.ones((8, 3), np.float32)
+    )
+    state = sparsejax.resize_workers(
+        tx, sparsejax.PerWorker(inner), jnp.zeros(3), _mesh(4)
+    )
+    np.testing.assert_array_equal(state.per_worker.count, [7] * 4)
+    np.testing.assert_array_equal(state.per_worker.mu, np.ones((4, 3)))
+
+
+def test_resize_of_the_state_of_nnx():
+    with jax.set_mesh(mesh_of()):
+        model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+    state = sparsejax.resize_workers(
+        TX, optimizer.opt_state, nnx.state(model, nnx.Param), _mesh(4)
+    )
+    assert jax.tree.structure(state) == jax.tree.structure(optimizer.opt_state)
+    (memory,) = jax.tree.leaves(state[1].memory)
+    assert {s.data.shape for s in memory.addressable_shards} == {(1, 28)}
+    assert len(memory.addressable_shards) == 4
+
+
 def test_resize_of_model_shards():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     specs = NamedSharding(mesh, P(None, "model"))
