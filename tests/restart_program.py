@@ -88,11 +88,10 @@ def restore(checkpointer, path, tx, params, mesh):
         return checkpointer.restore(path / "tree", target), None
     # Another number of workers: the old rows as numpy arrays on the host.
     abstract = jax.sharding.AbstractMesh((saved,), ("data",))
+    params = jax.eval_shape(make_params)
     with jax.sharding.use_abstract_mesh(abstract):
         shapes = jax.eval_shape(tx.init, params)
-    target = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), (jax.eval_shape(lambda: params), shapes)
-    )
+    target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, shapes))
     params, state = checkpointer.restore(path / "tree", target)
     params = jax.device_put(params, NamedSharding(mesh, P()))
     before = pending(state)
