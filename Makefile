@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := sparsejax tests
 
-.PHONY: demo test pytest lint format clean
+.PHONY: demo test pytest lint format docs clean
 
 demo: $(READY)  ## Trains dense, exdyna and micro on digits; prints one table.
 	$(BIN)/python -m sparsejax.examples.digits --recipe dense,exdyna,micro --seeds 5
@@ -25,6 +25,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+docs: $(READY)  ## Builds the pages in build/site.
+	$(BIN)/python -m mkdocs build --strict
 
 # Installed again whenever the requirements change.
 $(READY): pyproject.toml

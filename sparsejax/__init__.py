@@ -5,16 +5,22 @@ from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
+from sparsejax._labels import small_leaves
+from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
-from sparsejax._reports import report, reports
+from sparsejax._replicas import check_replicas
+from sparsejax._reports import log_row, report, reports
+from sparsejax._resize import resize_workers
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.recipes import dense, ef_sign, exdyna, marsit, micro, sign_majority
 
 __all__ = [
+    "PerShard",
     "PerWorker",
     "Report",
     "SparsifyState",
+    "check_replicas",
     "compiled_wire_bytes",
     "dense",
     "ef_sign",
@@ -22,14 +28,18 @@ __all__ = [
     "exdyna",
     "init",
     "localize",
+    "log_row",
     "marsit",
     "memories",
     "micro",
+    "per_shard",
     "per_worker",
     "report",
     "reports",
+    "resize_workers",
     "sign_majority",
     "simulate",
+    "small_leaves",
     "sparsifiers",
     "sparsify",
     "state_specs",

@@ -72,6 +72,14 @@ class Report(NamedTuple):
       threshold: Float[w], the threshold that each worker applied.
       dropped: Bool[w], which workers' gradients were non-finite and left out.
       details: NamedTuple, what is particular to the exchange.
+
+    Example:
+      >>> import jax.numpy as jnp, sparsejax
+      >>> tx = sparsejax.simulate(sparsejax.micro(density=0.1), workers=4)
+      >>> params = jnp.zeros(100)
+      >>> _, state = tx.update(jnp.ones((4, 100)), tx.init(params), params)
+      >>> print(sparsejax.report(state).sent)
+      10
     """
 
     demand: Int[Array, " w"]
@@ -176,10 +184,21 @@ class ThresholdRule(NamedTuple):
       find: `(state, part [], quota [], size [], count) -> Float[]`, the threshold
         for this step. Per worker.
       adapt: `(state, demand [w], threshold [w], target) -> state` after the step; both
-        arrays replicated and ordered by *part*.
+        arrays replicated and ordered by *part*. `target` is an int, or Int32[] where
+        the density is a schedule.
       capacity: `(target, n, worker_count) -> int`, payload slots per worker.
       limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
       movement: which topology belongs to it, "published" or "balanced".
+
+    Example:
+      A rule that selects what exceeds a fixed magnitude, up to twice the target:
+
+      >>> import jax.numpy as jnp, sparsejax
+      >>> fixed = sparsejax.thresholds.staircase()._replace(
+      ...     adapt=lambda state, demand, threshold, target: state,
+      ...     capacity=lambda target, n, worker_count: -(-2 * target // worker_count),
+      ... )
+      >>> tx = sparsejax.micro(density=0.01, threshold=fixed)
     """
 
     init: Callable[[int, int], State]

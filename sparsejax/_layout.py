@@ -47,6 +47,15 @@ class Structure:
         )
 
 
+def bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`path` without the `.value` of a flax nnx variable.
+
+    `nnx.Optimizer` calls `init` with variables and `update` with what they hold.
+    """
+    boxed = path and getattr(path[-1], "name", None) == "value"
+    return path[:-1] if boxed else path
+
+
 def _describe(leaf: tuple[str, tuple[int, ...]]) -> str:
     path, shape = leaf
     return f"`{path or '(root)'}` of shape {shape}"
@@ -78,7 +87,7 @@ class Layout:
           ValueError: if there are 2^31 coordinates or more.
         """
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-        paths = tuple(jax.tree_util.keystr(path) for path, _ in leaves)
+        paths = tuple(jax.tree_util.keystr(bare(path)) for path, _ in leaves)
         shapes = tuple(tuple(jnp.shape(leaf)) for _, leaf in leaves)
         dtypes = tuple(np.dtype(jnp.result_type(leaf)) for _, leaf in leaves)
         wrong = [

@@ -77,6 +77,12 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
+    _row(
+        "exdyna_schedule",
+        functools.partial(sparsejax.exdyna, optax.linear_schedule(0.2, 0.02, 6)),
+        max_density=0.2,
+        exact=False,
+    ),
     _row("marsit", sparsejax.marsit, period=4, dense={"period": 1}),
     _row("marsit_never_full", sparsejax.marsit, period=None, exact=False),
     _row(

@@ -13,11 +13,19 @@ ROOT = pathlib.Path(sparsejax.__file__).parent
 
 # A module may import from strictly lower layers, and from its own package.
 LAYERS = (
-    {"_base", "_checks"},
+    {"_base", "_checks", "_nesting", "_labels"},
     {"_layout", "_workers", "_bits", "_in_place"},
     {"_selection", "_partition", "_codec", "_placement", "_gradients", "thresholds"},
     {"sparsifiers", "exchanges", "memories"},
-    {"_transform", "_reports", "_simulation", "_accounting"},
+    {
+        "_transform",
+        "_reports",
+        "_simulation",
+        "_accounting",
+        "_model_shards",
+        "_replicas",
+        "_resize",
+    },
     {"recipes", "_hlo"},
     {"__init__"},
     {"examples"},

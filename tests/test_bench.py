@@ -52,7 +52,17 @@ def _check(file, workers):
 
 def test_local_devices(tmp_path):
     file = tmp_path / "rows.json"
-    options = ["--recipe", "micro", "--n", "20000", "--workers", "2", "--repeats", "2", "--json"]
+    options = [
+        "--recipe",
+        "micro",
+        "--n",
+        "20000",
+        "--workers",
+        "2",
+        "--repeats",
+        "2",
+        "--json",
+    ]
     done = _run(*options, str(file))
     assert done.returncode == 0, done.stderr
     assert "2 workers in 1 processes" in done.stdout

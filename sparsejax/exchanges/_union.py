@@ -35,6 +35,14 @@ def union() -> Exchange:
 
     Every worker delivers its value at every gathered coordinate, chosen by itself or
     not. With disjoint choices the union has exactly the coordinates that were chosen.
+
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.everything(),
+      ...     exchange=sparsejax.exchanges.union(),
+      ...     memory=sparsejax.memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

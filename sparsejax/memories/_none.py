@@ -6,7 +6,12 @@ from sparsejax._base import Memory
 
 
 def none() -> Memory:
-    """Carries nothing: the vector is the gradient, and there is no state."""
+    """Carries nothing: the vector is the gradient, and there is no state.
+
+    Example:
+      >>> none().init(3)
+      ()
+    """
 
     def init(n):
         del n
