@@ -9,7 +9,7 @@ from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._reports import report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import dense, exdyna, micro
+from sparsejax.recipes import dense, exdyna, micro, zen
 
 __all__ = [
     "PerWorker",
@@ -33,4 +33,5 @@ __all__ = [
     "thresholds",
     "value_and_grad",
     "wire_bytes",
+    "zen",
 ]

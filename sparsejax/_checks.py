@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 
-def check_density(density: Any) -> float:
-    """`density` as a float in (0, 1].
+def check_density(density: Any, name: str = "density") -> float:
+    """`density` as a float in (0, 1]; `name` is the argument to blame.
 
     Raises:
       TypeError: if it is not a Python or numpy number.
@@ -18,18 +18,18 @@ def check_density(density: Any) -> float:
     """
     if isinstance(density, jax.Array):
         raise TypeError(
-            f"density: got a jax array ({density}); it fixes the size of messages, so "
+            f"{name}: got a jax array ({density}); it fixes the size of messages, so "
             f"it must be a Python number when the transformation is built. Inside "
-            f'`optax.inject_hyperparams` pass `static_args=("density",)`.'
+            f'`optax.inject_hyperparams` pass `static_args=("{name}",)`.'
         )
     if isinstance(density, bool) or not isinstance(density, numbers.Real):
         raise TypeError(
-            f"density: got {density!r}, expected a number in (0, 1], such as 0.01 to "
+            f"{name}: got {density!r}, expected a number in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
     if math.isnan(density) or not 0 < density <= 1:
         raise ValueError(
-            f"density: got {density}, expected a fraction in (0, 1], such as 0.01 to "
+            f"{name}: got {density}, expected a fraction in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
     return float(density)

@@ -58,4 +58,14 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3),
+    # Gradients without zeros: everything fits, or nothing does.
+    _row("zen", sparsejax.zen, memory=False, capacity=1.0),
+    _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),
+    _row(
+        "zen_hierarchical",
+        sparsejax.zen,
+        memory=False,
+        capacity=1.0,
+        owners="hierarchical_hash",
+    ),
 )

@@ -1,6 +1,7 @@
 """Collectives that deliver payloads and say what was delivered."""
 
 from sparsejax.exchanges._dense import dense
+from sparsejax.exchanges._hashed_owners import hashed_owners
 from sparsejax.exchanges._union import union
 
-__all__ = ["dense", "union"]
+__all__ = ["dense", "hashed_owners", "union"]

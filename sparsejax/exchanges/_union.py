@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax import _codec, _partition
-from sparsejax._in_place import late_zeros
 from sparsejax._base import Delivery, Exchange, Report, Window
+from sparsejax._in_place import late_zeros
 from sparsejax.exchanges._dense import deliver_all, zero_report
 
 if TYPE_CHECKING:
