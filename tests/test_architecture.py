@@ -15,7 +15,8 @@ ROOT = pathlib.Path(sparsejax.__file__).parent
 LAYERS = (
     {"_base", "_checks"},
     {"_layout", "_workers", "_bits", "_in_place"},
-    {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients", "thresholds"},
+    {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients"}
+    | {"thresholds"},
     {"sparsifiers", "exchanges", "memories"},
     {"_transform", "_reports", "_simulation", "_accounting"},
     {"recipes", "_hlo"},

@@ -2,6 +2,7 @@
 
 from sparsejax.exchanges._dense import dense
 from sparsejax.exchanges._hashed_owners import hashed_owners
+from sparsejax.exchanges._recursive_doubling import recursive_doubling
 from sparsejax.exchanges._union import union
 
-__all__ = ["dense", "hashed_owners", "union"]
+__all__ = ["dense", "hashed_owners", "recursive_doubling", "union"]

@@ -234,7 +234,7 @@ def _whole_details(vector):
 
 
 def _push(payload, lists, mapping, units, sizes, workers):
-    """The lists that all workers have for this one: places [w, c], values [w, c, ...]."""
+    """All workers' lists for this one: places [w, c], values [w, c, ...]."""
     count = workers.count()
     indices = payload.indices.at[lists.slots].get(mode="fill", fill_value=units)
     values = payload.values.at[lists.slots].get(mode="fill", fill_value=0)
