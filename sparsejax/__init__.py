@@ -3,6 +3,8 @@
 from sparsejax import exchanges, memories, sparsifiers, thresholds
 from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
+from sparsejax._characteristics import characteristics
+from sparsejax._choice import best_exchange
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
@@ -15,6 +17,8 @@ __all__ = [
     "PerWorker",
     "Report",
     "SparsifyState",
+    "best_exchange",
+    "characteristics",
     "compiled_wire_bytes",
     "dense",
     "exchanges",

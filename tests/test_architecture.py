@@ -13,13 +13,13 @@ ROOT = pathlib.Path(sparsejax.__file__).parent
 
 # A module may import from strictly lower layers, and from its own package.
 LAYERS = (
-    {"_base", "_checks"},
+    {"_base", "_checks", "_characteristics"},
     {"_layout", "_workers", "_bits", "_in_place"},
     {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients"}
     | {"thresholds"},
     {"sparsifiers", "exchanges", "memories"},
     {"_transform", "_reports", "_simulation", "_accounting"},
-    {"recipes", "_hlo"},
+    {"recipes", "_hlo", "_choice"},
     {"__init__"},
     {"examples", "bench"},
 )

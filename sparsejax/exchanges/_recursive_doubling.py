@@ -68,7 +68,7 @@ def lengths(
     capacity: float | None,
     densification: float | None,
 ) -> tuple[int, ...]:
-    """Static: slots of the sum of `1, 2, ..., w` workers' lists, at positions 1 to w."""
+    """Static: slots of the sum of j workers' lists at position j, from 1 to w."""
     expected = slots
     if capacity is not None:
         expected = max(1, min(slots, math.ceil(capacity * units)))
