@@ -213,8 +213,9 @@ def compact(
       demand: Int32[], how many coordinates qualified.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> indices, demand = compact(jnp.array([3.0, -0.5, -2.0]), 1.0, capacity=4)
+      >>> import functools, jax, jax.numpy as jnp
+      >>> select = jax.jit(functools.partial(compact, capacity=4))
+      >>> indices, demand = select(jnp.array([3.0, -0.5, -2.0]), 1.0)
       >>> print(indices, demand)
       [0 2 3 3] 2
     """
@@ -248,9 +249,7 @@ def _fill_slots(
 
 def _alike(vector, *values):
     """`values` as arrays that vary over the axes over which any of the inputs does."""
-    values = [
-        jnp.asarray(v, jnp.int32 if isinstance(v, int) else None) for v in values
-    ]
+    values = [jnp.asarray(v, jnp.int32 if isinstance(v, int) else None) for v in values]
     for reference in (vector, *values):
         values = vary_like(values, reference)
     return values

@@ -123,10 +123,8 @@ def sparsify(
         gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
         kept = state.memory.per_worker
         trial, _ = memory.accumulate(gradient, kept)
-        # 0 x is NaN exactly where x is NaN or inf, and sums keep NaN. A maximum does not
-        # always: XLA:CPU vectorises it with an instruction that may drop NaN.
-        finite = jnp.sum(trial * 0.0) == 0.0
-        dropped = ~finite
+        # NaN exactly if some element is NaN or inf. Not `max`: XLA:CPU loses NaN in it.
+        dropped = jnp.sum(trial * 0.0) != 0.0
 
         def healthy(skip, dropped):
             vector, residual = _in_place.accumulate(

@@ -42,9 +42,11 @@ def _cast_to_varying(tree: Any, axes: frozenset[str]) -> Any:
     def cast(leaf):
         missing = axes - varying_axes(leaf)
         # pcast refuses axes over which the value varies already.
-        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if (
-            missing
-        ) else leaf
+        return (
+            jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying")
+            if (missing)
+            else leaf
+        )
 
     return jax.tree.map(cast, tree)
 
@@ -107,8 +109,9 @@ class Workers:
 
     def localize(self, tree: Any) -> Any:
         """The same values, typed as per worker. Idempotent."""
-        return _cast_to_varying(tree, frozenset(self.axes) if self.typed() else
-                                frozenset())
+        return _cast_to_varying(
+            tree, frozenset(self.axes) if self.typed() else frozenset()
+        )
 
     # -- collectives ------------------------------------------------------------------
 
@@ -132,7 +135,7 @@ class Workers:
         return self.sum(flag.astype(jnp.int32)) > 0
 
     def all_to_all(self, x: Any) -> Any:
-        """Sends row `i` of `x` [w, ...] to worker `i`; row `j` comes from worker `j`."""
+        """Row `i` of `x` [w, ...] goes to worker `i`, row `j` comes from worker `j`."""
         return jax.lax.all_to_all(
             self.localize(x), self.axis_name, split_axis=0, concat_axis=0
         )

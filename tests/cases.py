@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 import optax
+import pytest
 
 import sparsejax
 from sparsejax import thresholds
@@ -19,8 +21,8 @@ class Case:
       name: shown in test ids.
       make: `make(**overrides) -> transformation`.
       memory: whether what is not sent is kept: mass is conserved.
-      at_density_one: `() -> transformation` that should equal the dense mean; None where
-        the method has no density.
+      at_density_one: `() -> transformation` that should equal the dense mean; None
+        where its messages are too small for that.
     """
 
     name: str
@@ -29,15 +31,17 @@ class Case:
     at_density_one: Callable[[], optax.GradientTransformationExtraArgs] | None = None
 
 
-def _row(name, recipe, *, memory=True, density=None, **arguments):
+def _row(name, recipe, *, memory=True, density=None, exact=True, **arguments):
     if density is not None:
         arguments["density"] = density
 
+    # The same object for the same arguments, so that tests share what is compiled.
+    @functools.cache
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
-    one = (lambda: make(density=1.0)) if density is not None else None
-    return Case(name, make, memory, one)
+    one = (lambda: make(density=1.0)) if density is not None else make
+    return Case(name, make, memory, one if exact else None)
 
 
 CASES = (
@@ -57,7 +61,7 @@ CASES = (
         density=0.05,
         threshold=thresholds.staircase(),
     ),
-    _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3),
+    _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
     # Gradients without zeros: everything fits, or nothing does.
     _row("zen", sparsejax.zen, memory=False, capacity=1.0),
     _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),
@@ -69,3 +73,11 @@ CASES = (
         owners="hierarchical_hash",
     ),
 )
+
+
+def parametrize(cases: Iterable[Case] = CASES):
+    """Runs a test once for each case; one process compiles what a case needs."""
+    marks = pytest.mark.xdist_group
+    return pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.name, marks=marks(c.name)) for c in cases]
+    )

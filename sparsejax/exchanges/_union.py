@@ -46,9 +46,7 @@ def union() -> Exchange:
         n, count = vector.shape[0], workers.count()
         if payload.indices is None:
             details = UnionDetails(_block_sizes(n, count))
-            return deliver_all(
-                vector, payload.dropped, workers, layout, details
-            ), state
+            return deliver_all(vector, payload.dropped, workers, layout, details), state
         window = payload.window or Window(jnp.zeros((count,), jnp.int32), n)
         codes = _codec.encode_indices(
             payload.indices, window.start[workers.index()], window.span, n
@@ -83,9 +81,7 @@ def union() -> Exchange:
         details = UnionDetails(jnp.zeros((size,), jnp.int32))
         return zero_report(layout.n, worker_count, details)
 
-    return Exchange(
-        init, apply, report, frozenset({"disjoint", "everything"}), "union"
-    )
+    return Exchange(init, apply, report, frozenset({"disjoint", "everything"}), "union")
 
 
 def _histogram(indices: Int[Array, " m"], n: int, worker_count: int):

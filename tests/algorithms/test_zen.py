@@ -50,10 +50,10 @@ def compiled(method, shape, workers=WORKERS):
     """`gradients [w, *shape] -> (updates, report)`, compiled once for all supports."""
     tx = sparsejax.dense() if method == "dense" else METHODS[method]()
     params = jnp.zeros(shape)
-    made = trainer(tx, params, mesh=mesh_of(workers), donate=False)
+    made = trainer(tx, params, mesh=mesh_of(workers))
 
     def mean(gradients):
-        _, state, updates = made.step(made.params, made.state, made.shard(gradients))
+        _, state, updates = made.advance(*made.start(), gradients)
         shards = [np.asarray(s.data) for s in updates.addressable_shards]
         assert len(shards) == workers
         for other in shards[1:]:
@@ -237,12 +237,12 @@ def test_table_places_read_back():
 def test_overflow_gives_the_dense_mean(method):
     small = {"capacity": 0.02}
     tx = METHODS[method](**small)
-    made = trainer(tx, COORDINATES, donate=False)
+    made = trainer(tx, COORDINATES)
     rng = np.random.default_rng(6)
-    params, state = made.params, made.state
+    params, state = made.start()
     for density, overflows in [(0.005, False), (0.2, True), (0.01, False)]:
         drawn = integers(rng.random((WORKERS, N)) < density, rng, (N,))
-        _, state, updates = made.step(params, state, made.shard(drawn))
+        params, state, updates = made.advance(params, state, drawn)
         theirs, _ = compiled("dense", (N,))(drawn)
         np.testing.assert_array_equal(updates, theirs)
         report = sparsejax.report(state)
@@ -257,7 +257,7 @@ def test_one_worker_beyond_its_capacity_makes_the_step_dense():
     tx = sparsejax.simulate(sparsejax.zen(0.05), workers=4)
     drawn = np.zeros((4, N), np.float32)
     drawn[3, : N // 2] = 1
-    updates, state = jax.jit(tx.update)(jnp.asarray(drawn), tx.init(COORDINATES))
+    updates, state = tx.update(jnp.asarray(drawn), tx.init(COORDINATES))
     np.testing.assert_array_equal(updates, drawn.sum(axis=0) / 4)
     assert sparsejax.report(state).details.overflow
     assert sparsejax.report(state).demand[3] == N // 2
