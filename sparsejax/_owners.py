@@ -48,7 +48,7 @@ class OwnerMap(NamedTuple):
         `c = length`. Empty slots of `indices` hold `units`.
       size: `(units, worker_count) -> int`, static: places of an owner.
       place: `(indices, worker_count) -> Int32`, at its owner, of each unit.
-      index: `(owner, place, worker_count, key []) -> Int32`, the unit there.
+      unit: `(owner, place, worker_count, key []) -> Int32`, what is there.
       dense: whether an owner owns all of its places: then it can send a bitmap of
         them, or all of their values.
     """
@@ -56,7 +56,7 @@ class OwnerMap(NamedTuple):
     split: Callable[..., Lists]
     size: Callable[[int, int], int]
     place: Callable[..., Int[Array, " *shape"]]
-    index: Callable[..., Int[Array, " *shape"]]
+    unit: Callable[..., Int[Array, " *shape"]]
     dense: bool
 
 
@@ -108,11 +108,11 @@ def permutation() -> OwnerMap:
     def place(indices, worker_count):
         return indices // worker_count
 
-    def index(owner, place, worker_count, key):
+    def unit(owner, place, worker_count, key):
         turn = _below(mix(place, key), worker_count)
         return place * worker_count + (owner - turn) % worker_count
 
-    return OwnerMap(split, size, place, index, dense=True)
+    return OwnerMap(split, size, place, unit, dense=True)
 
 
 def hierarchical_hash() -> OwnerMap:
@@ -160,7 +160,7 @@ def hierarchical_hash() -> OwnerMap:
         split,
         size=lambda units, worker_count: units,
         place=lambda indices, worker_count: indices,
-        index=lambda owner, place, worker_count, key: place,
+        unit=lambda owner, place, worker_count, key: place,
         dense=False,
     )
 

@@ -84,8 +84,8 @@ def _windows(texts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def logits(params, contexts):
     """Contexts Int32[b, 4] -> logits [b, words]."""
     x = jnp.take(params["embedding"], contexts, axis=0).reshape(len(contexts), -1)
-    x = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    return x @ params["out"]["kernel"] + params["out"]["bias"]
+    x = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
+    return x @ params["out"]["kernel"] + params["out"]["bias"][None]
 
 
 def make_task() -> Task:

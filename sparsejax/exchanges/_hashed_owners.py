@@ -18,6 +18,7 @@ from sparsejax.exchanges._sparse_sum import (
     check_sizes,
     deliver_sum,
     densified,
+    ratio,
     units_of,
 )
 
@@ -102,7 +103,7 @@ def _form(owners: _owners.OwnerMap, area: int, pull: int, width: int) -> str:
     if owners.dense:
         bytes_of["bitmap"] = 4 * -(-area // _bits.WORD) + pull * value
         bytes_of["dense"] = area * value
-    return min(bytes_of, key=bytes_of.get)
+    return min(bytes_of, key=lambda form: bytes_of[form])
 
 
 def hashed_owners(
@@ -164,9 +165,9 @@ def hashed_owners(
     def apply(vector, payload, state, step, workers, layout):
         n, count = vector.shape[0], workers.count()
         if payload.indices is None or not payload.indices.size:
-            whole = _whole_details(vector)
+            whole = _whole_details()
             return deliver_all(vector, payload.dropped, workers, layout, whole), state
-        units, shape = units_of(n, payload)
+        units, shape = units_of(n, payload.values)
         sizes = sizes_of(
             mapping,
             units,
@@ -202,15 +203,15 @@ def hashed_owners(
         def decode():
             return _decode(body, mapping, units, shape, count, step, sizes, after)
 
+        tried = after
+
         def details(before, after, overflow):
-            longest_ = longest.astype(jnp.float32) * count
-            mean = jnp.maximum(jnp.max(owned.astype(jnp.float32)), 0.0) * count
             return HashedOwnersDetails(
                 before,
                 after,
-                jnp.where(before > 0, after / jnp.maximum(before, 1e-30), 0.0),
-                jnp.max(longest_ / jnp.maximum(pushed, 1).astype(jnp.float32)),
-                mean / jnp.maximum(jnp.sum(owned), 1).astype(jnp.float32),
+                ratio(after, before),
+                jnp.max(ratio(longest, pushed)) * count,
+                ratio(jnp.max(owned), tried) * count,
                 overflow,
             )
 
@@ -228,7 +229,7 @@ def hashed_owners(
     return Exchange(init, apply, report, accepts, "hashed_owners")
 
 
-def _whole_details(vector):
+def _whole_details():
     one = jnp.ones((), jnp.float32)
     return HashedOwnersDetails(*[one] * 5, jnp.zeros((), jnp.bool_))
 
@@ -298,7 +299,7 @@ def _decode(body, mapping, units, shape, count, step, sizes, after):
         codes, values, *contributors = body
         places = codes.astype(jnp.int32)
     owner = jnp.arange(count, dtype=jnp.int32)[:, None]
-    index = mapping.index(owner, places, count, step)
+    index = mapping.unit(owner, places, count, step)
     index = jnp.where(places < sizes.area, index, units).reshape(-1)
     size = units * math.prod(shape)
     means = late_zeros(size, after).reshape(units, *shape)

@@ -18,6 +18,7 @@ from sparsejax.exchanges._sparse_sum import (
     check_sizes,
     deliver_sum,
     densified,
+    ratio,
     units_of,
 )
 
@@ -131,7 +132,7 @@ def recursive_doubling(
             one = jnp.ones((), jnp.float32)
             whole = RecursiveDoublingDetails(one, one, one, jnp.zeros((), jnp.bool_))
             return deliver_all(vector, payload.dropped, workers, layout, whole), state
-        units, shape = units_of(n, payload)
+        units, shape = units_of(n, payload.values)
         slots = payload.indices.size
         sizes = lengths(units, slots, count, capacity, densification)
         counted = payload.complete is True and not layout.exact
@@ -161,7 +162,7 @@ def recursive_doubling(
             return means, many.at[total.indices].set(total.many, mode="drop")
 
         def details(before, after, overflow):
-            growth = jnp.where(before > 0, after / jnp.maximum(before, 1e-30), 0.0)
+            growth = ratio(after, before)
             return RecursiveDoublingDetails(before, after, growth, overflow)
 
         delivery = deliver_sum(
@@ -253,7 +254,8 @@ def _padded(given: _List, units: int, slots: int) -> _List:
 def _encode(given: _List, units: int) -> _List:
     """A list as it travels."""
     many = given.many.astype(jnp.uint16) if not isinstance(given.many, tuple) else ()
-    codes = _codec.encode_indices(given.indices, 0, units, units)
+    start = jnp.zeros((), jnp.int32)
+    codes = _codec.encode_indices(given.indices, start, units, units)
     return given._replace(indices=codes, many=many)
 
 

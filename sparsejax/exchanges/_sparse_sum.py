@@ -54,6 +54,12 @@ def densified(
     return of ** (math.log(densification) / math.log(workers))
 
 
+def ratio(a: Array, b: Array) -> Float[Array, " *shape"]:
+    """`a / b` of non-negative numbers, 0 where b is."""
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)
+
+
 def check_sizes(capacity: Any, densification: Any) -> None:
     """Raises ValueError for a capacity outside (0, 1] or a densification below 1."""
     if capacity is not None and not 0 < capacity <= 1:
@@ -70,9 +76,9 @@ def check_sizes(capacity: Any, densification: Any) -> None:
         )
 
 
-def units_of(n: int, payload: Payload) -> tuple[int, tuple[int, ...]]:
-    """How many units the payload counts in, and the shape of a unit's value."""
-    shape = payload.values.shape[1:]
+def units_of(n: int, values: Any) -> tuple[int, tuple[int, ...]]:
+    """How many units there are for values [k, ...], and the shape of one value."""
+    shape = values.shape[1:]
     return n // math.prod(shape), shape
 
 
@@ -103,7 +109,7 @@ def deliver_sum(
       layout: of the vector.
     """
     n, count = vector.shape[0], workers.count()
-    units, shape = units_of(n, payload)
+    units, shape = units_of(n, payload.values)
     width = math.prod(shape)
     partial = payload.complete is True
     shared = partial and not layout.exact

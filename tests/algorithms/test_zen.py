@@ -175,7 +175,7 @@ def test_permutation_is_a_bijection(workers, units):
     owners = _owners.permutation()
     size = owners.size(units, workers)
     owner, place = np.divmod(np.arange(workers * size, dtype=np.int32), size)
-    index = owners.index(jnp.asarray(owner), jnp.asarray(place), workers, 5)
+    index = owners.unit(jnp.asarray(owner), jnp.asarray(place), workers, 5)
     assert sorted(np.asarray(index)) == list(range(workers * size))
     np.testing.assert_array_equal(owners.place(index, workers), place)
 
