@@ -286,19 +286,20 @@ def _topk_stream(dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    ("exchange", "overflows"),
+    ("exchange", "k", "overflows"),
     [
-        (exchanges.hashed_owners(), False),
-        (exchanges.hashed_owners(densification=1.0), True),
-        (exchanges.recursive_doubling(), False),
-        (exchanges.recursive_doubling(capacity=0.01), True),
+        (exchanges.hashed_owners(), 30, False),
+        (exchanges.hashed_owners(), 700, False),
+        (exchanges.hashed_owners(densification=1.0), 30, True),
+        (exchanges.recursive_doubling(), 30, False),
+        (exchanges.recursive_doubling(capacity=0.01), 30, True),
     ],
-    ids=["hashed", "hashed overflow", "doubling", "doubling overflow"],
+    ids=["hashed", "hashed dense", "hashed overflow", "doubling", "doubling overflow"],
 )
-def test_error_feedback_conserves_mass(exchange, overflows, dtype):
+def test_error_feedback_conserves_mass(exchange, k, overflows, dtype):
     """And what does not fit only costs bytes: the same coordinates are delivered."""
     tx = sparsejax.sparsify(
-        top_k(30), exchange=exchange, memory=memories.error_feedback()
+        top_k(k), exchange=exchange, memory=memories.error_feedback()
     )
     given = received = scale = np.zeros(N)
     kept = np.zeros((WORKERS, N), np.float32)
@@ -310,7 +311,7 @@ def test_error_feedback_conserves_mass(exchange, overflows, dtype):
         received = received + np.asarray(updates, np.float64)
         report = sparsejax.report(state)
         assert report.details.overflow == overflows
-        union = np.argsort(-np.abs(kept + drawn.astype(np.float32)))[:, :30]
+        union = np.argsort(-np.abs(kept + drawn.astype(np.float32)))[:, :k]
         assert report.sent == len(np.unique(union))
         kept = np.asarray(state.memory.per_worker)
     error = np.abs(received + kept.mean(axis=0) - given) / scale
@@ -370,6 +371,80 @@ def test_pull_form_follows_bytes():
     assert [at(d) for d in (0.001, 0.02, 0.05, 0.5, 0.99)] == [
         "indices", "indices", "bitmap", "bitmap", "dense",
     ]  # fmt: skip
+
+
+FORMS = {
+    # Of a few units that all workers share, then of ever denser random supports.
+    "indices": ((N,), 0.005, 1.0, 4 / N),
+    "bitmap": ((N,), 0.1, None, 0.05),
+    "bitmap of rows": ((V, D), 0.05, None, 0.02),
+    "dense": ((N,), 1.0, None, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_the_pull_is_exact(name):
+    shape, capacity, densification, density = FORMS[name]
+    units = shape[0]
+    sizes = sizes_of(
+        _owners.permutation(),
+        units,
+        math.ceil(capacity * units),
+        math.prod(shape[1:]),
+        WORKERS,
+        None,
+        densification,
+    )
+    assert sizes.form == name.split()[0]
+    tx = sparsejax.zen(capacity, densification=densification)
+    tx = sparsejax.simulate(tx, workers=WORKERS)
+    state = tx.init(jnp.zeros(shape))
+    rng = np.random.default_rng(8)
+    for _ in range(5):
+        support = rng.random((WORKERS, units)) < density
+        if densification == 1.0:
+            support[:] = False
+            support[:, [0, 17, 500, units - 1]] = True
+        drawn = integers(support, rng, shape)
+        updates, state = tx.update(drawn, state)
+        theirs = _simulated("dense", shape, WORKERS)(drawn)
+        np.testing.assert_array_equal(updates, theirs)
+        assert not sparsejax.report(state).details.overflow
+
+
+def test_nonzero_chooses_rows():
+    layout = Layout.of({"a": jnp.zeros((5, 6)), "b": jnp.zeros((2, 4))})
+    assert layout.row_size == 2
+    vector = jnp.zeros(38).at[jnp.array([1, 7, 37])].set(jnp.array([3.0, jnp.nan, -1]))
+    chooser = sparsifiers.nonzero(0.2)
+    payload, _ = chooser.select(vector, (), 0, None, layout)
+    np.testing.assert_array_equal(payload.indices, [0, 3, 18, 19])
+    np.testing.assert_array_equal(
+        payload.values, [[0, 3], [0, np.nan], [0, -1], [0, 0]]
+    )
+    assert payload.demand == 3
+    assert payload.complete
+    small, _ = sparsifiers.nonzero(0.1).select(vector, (), 0, None, layout)
+    assert small.demand == 3
+    assert not small.complete
+    single, _ = sparsifiers.nonzero(0.1, rows=False).select(vector, (), 0, None, layout)
+    np.testing.assert_array_equal(single.indices, [1, 7, 37, 38])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ([(5, 6)], 6),
+        ([(5, 6), (3, 4, 2)], 2),
+        ([(5, 6), (7,)], 1),
+        ([(5, 6), ()], 1),
+        ([(5, 6), (0, 5)], 6),
+        ([], 1),
+        ([(0,)], 1),
+    ],
+)
+def test_rows_divide_every_leaf(shapes, size):
+    assert Layout.of([jnp.zeros(shape) for shape in shapes]).row_size == size
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
