@@ -11,7 +11,15 @@ from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._reports import report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import dense, exdyna, micro, zen
+from sparsejax.recipes import (
+    dense,
+    ef_sign,
+    exdyna,
+    marsit,
+    micro,
+    sign_majority,
+    zen,
+)
 
 __all__ = [
     "PerWorker",
@@ -21,15 +29,18 @@ __all__ = [
     "characteristics",
     "compiled_wire_bytes",
     "dense",
+    "ef_sign",
     "exchanges",
     "exdyna",
     "init",
     "localize",
+    "marsit",
     "memories",
     "micro",
     "per_worker",
     "report",
     "reports",
+    "sign_majority",
     "simulate",
     "sparsifiers",
     "sparsify",

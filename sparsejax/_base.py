@@ -52,6 +52,8 @@ class Payload(NamedTuple):
       window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
       complete: Bool[], or True for always: whether nothing is missing that may not
         wait. False asks the exchange for the mean of whole vectors.
+      gradient_square: Float[], mean square of this worker's gradient, before the memory
+        added to it; filled in by `sparsify` for an exchange that asks for it.
     """
 
     indices: Int[Array, " k"] | None
@@ -61,6 +63,7 @@ class Payload(NamedTuple):
     dropped: Bool[Array, ""] | bool = False
     window: Window | None = None
     complete: Bool[Array, ""] | bool = True
+    gradient_square: Float[Array, ""] | None = None
 
 
 class Report(NamedTuple):
@@ -135,6 +138,8 @@ class Exchange(NamedTuple):
         fixes its structure.
       accepts: the kinds of `Sparsifier.support` that it can deliver.
       name: for error messages.
+      needs_gradient_square: whether `Payload.gradient_square` is to be filled in, which
+        costs a pass over the gradient.
     """
 
     init: Callable[[Layout, int], State]
@@ -145,6 +150,7 @@ class Exchange(NamedTuple):
     report: Callable[[Layout, int], Report]
     accepts: frozenset[str]
     name: str
+    needs_gradient_square: bool = False
 
 
 class Memory(NamedTuple):

@@ -91,4 +91,4 @@ def _usual_bytes(exchange, density, shape, workers) -> float:
     )
     gradient = jax.ShapeDtypeStruct(shape, jnp.float32)
     # Without what only happens where something does not fit.
-    return wire_bytes(tx, gradient, workers=workers).by_branch[""]
+    return wire_bytes(tx, gradient, workers=workers).least

@@ -23,15 +23,28 @@ class Case:
       memory: whether what is not sent is kept: mass is conserved.
       at_density_one: `() -> transformation` that should equal the dense mean; None
         where its messages are too small for that.
+      loses: whether some of the gradient is neither sent nor kept.
     """
 
     name: str
     make: Callable[..., optax.GradientTransformationExtraArgs]
     memory: bool
     at_density_one: Callable[[], optax.GradientTransformationExtraArgs] | None = None
+    loses: bool = False
 
 
-def _row(name, recipe, *, memory=True, density=None, exact=True, **arguments):
+def _row(
+    name,
+    recipe,
+    *,
+    memory=True,
+    density=None,
+    exact=True,
+    dense=None,
+    loses=False,
+    **arguments,
+):
+    """`dense`: overrides that give the dense mean, if not density 1."""
     if density is not None:
         arguments["density"] = density
 
@@ -40,8 +53,10 @@ def _row(name, recipe, *, memory=True, density=None, exact=True, **arguments):
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
-    one = (lambda: make(density=1.0)) if density is not None else make
-    return Case(name, make, memory, one if exact else None)
+    if dense is None:
+        dense = {} if density is None else {"density": 1.0}
+    one = (lambda: make(**dense)) if exact else None
+    return Case(name, make, memory, one, loses)
 
 
 CASES = (
@@ -62,6 +77,16 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
+    _row("marsit", sparsejax.marsit, period=4, dense={"period": 1}),
+    _row("marsit_never_full", sparsejax.marsit, period=None, exact=False),
+    _row(
+        "sign_majority",
+        sparsejax.sign_majority,
+        memory=False,
+        exact=False,
+        loses=True,
+    ),
+    _row("ef_sign", sparsejax.ef_sign, exact=False),
     # Gradients without zeros: everything fits, or nothing does.
     _row("zen", sparsejax.zen, memory=False, capacity=1.0),
     _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),

@@ -55,9 +55,7 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
         from sparsejax.bench import _sync
 
         recipes = ["dense", *(r for r in options.recipe if r != "dense")]
-        rows = _sync.measure(
-            recipes, mesh, options.n, options.density, options.repeats
-        )
+        rows = _sync.measure(recipes, mesh, options.n, options.density, options.repeats)
         return _against("dense", rows)
     if options.mode == "train":
         from sparsejax.bench import _train

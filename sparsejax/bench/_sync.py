@@ -34,9 +34,7 @@ def measure(
         runs[name].draw(turn)
 
     medians = interleaved_medians(
-        {name: lambda _, run=run: run.step() for name, run in runs.items()},
-        repeats,
-        prepare=prepare,
+        {name: run.step for name, run in runs.items()}, repeats, prepare=prepare
     )
     return [
         {
@@ -105,7 +103,9 @@ class _Exchange:
 def _laplace(old: Float[Array, "1 n"], step: Any) -> Float[Array, "1 n"]:
     """Laplace noise from a hash of coordinate, step and worker: fresh, and cheap."""
     worker = jax.lax.axis_index("data").astype(jnp.uint32)
-    seed = worker * jnp.uint32(0x9E3779B9) + step.astype(jnp.uint32) * jnp.uint32(0x85EBCA6B)
+    seed = worker * jnp.uint32(0x9E3779B9) + step.astype(jnp.uint32) * jnp.uint32(
+        0x85EBCA6B
+    )
     bits = jax.lax.broadcasted_iota(jnp.uint32, old.shape, 1) + seed
     for factor in (0x7FEB352D, 0x846CA68B):
         bits = (bits ^ (bits >> 16)) * jnp.uint32(factor)

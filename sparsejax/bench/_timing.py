@@ -11,7 +11,7 @@ import jax
 
 
 def interleaved_medians(
-    candidates: Mapping[str, Callable[[int], Any]],
+    candidates: Mapping[str, Callable[[], Any]],
     repeats: int,
     *,
     warm_up: int = 3,
@@ -23,7 +23,7 @@ def interleaved_medians(
     down alike: their ratios mean more than their times.
 
     Args:
-      candidates: name -> function of the round; what it returns is waited for.
+      candidates: name -> function; what it returns is waited for.
       repeats: rounds that count.
       warm_up: rounds before them.
       prepare: called with name and round before each run, untimed.
@@ -35,7 +35,7 @@ def interleaved_medians(
                 prepare(name, turn)
             meet()
             start = time.perf_counter()
-            jax.block_until_ready(run(turn))
+            jax.block_until_ready(run())
             samples[name].append(1e3 * (time.perf_counter() - start))
     return {name: statistics.median(ms[warm_up:]) for name, ms in samples.items()}
 

@@ -32,11 +32,13 @@ class Recipe(NamedTuple):
       build: density -> transformation.
       everything: whether the whole gradient is sent, whatever the density.
       lossless: whether just what is not zero is sent, at least of some leaves.
+      period: of the steps that send the most; all others send the least.
     """
 
     build: Callable[[float], optax.GradientTransformation]
     everything: bool = False
     lossless: bool = False
+    period: int = 1
 
     def target(self, density: float) -> float | None:
         """The density that a run should achieve when asked for `density`, if any."""
@@ -49,6 +51,14 @@ RECIPES: dict[str, Recipe] = {
     "dense": Recipe(lambda density: sparsejax.dense(), everything=True),
     "exdyna": Recipe(sparsejax.exdyna),
     "micro": Recipe(sparsejax.micro),
+    "marsit": Recipe(
+        lambda density: sparsejax.marsit(100), everything=True, period=100
+    ),
+    # Scaled, so that the learning rate of the others fits.
+    "sign_majority": Recipe(
+        lambda density: sparsejax.sign_majority(None), everything=True
+    ),
+    "ef_sign": Recipe(lambda density: sparsejax.ef_sign(), everything=True),
 }
 
 

@@ -20,6 +20,19 @@ def zero_report(n, worker_count, details=()):
     )
 
 
+def whole_report(n, dropped, details=()):
+    """The report of a step in which every coordinate was delivered."""
+    count = dropped.shape[0]
+    return Report(
+        demand=jnp.full((count,), n, jnp.int32),
+        sent=jnp.asarray(n, jnp.int32),
+        density=jnp.ones((), jnp.float32),
+        threshold=jnp.zeros((count,), jnp.float32),
+        dropped=dropped,
+        details=details,
+    )
+
+
 def deliver_all(vector, dropped, workers, layout, details=()):
     """The mean of all vectors [n], and the report that goes with it."""
     n, count = vector.shape[0], workers.count()
@@ -28,14 +41,7 @@ def deliver_all(vector, dropped, workers, layout, details=()):
     total, flags = workers.sum((vector, (mine & dropped).astype(jnp.float32)))
     mean = total / count
     rounded = layout.round_all(mean)
-    report = Report(
-        demand=jnp.full((count,), n, jnp.int32),
-        sent=jnp.asarray(n, jnp.int32),
-        density=jnp.ones((), jnp.float32),
-        threshold=jnp.zeros((count,), jnp.float32),
-        dropped=flags > 0,
-        details=details,
-    )
+    report = whole_report(n, flags > 0, details)
     return Delivery(rounded, None, workers.localize(mean - rounded), report)
 
 

@@ -31,8 +31,8 @@ def zen(
     `report.details.overflow` says so. Nothing is ever left out.
 
     Give it the sparse leaves only: rows have the greatest common size over all leaves.
-    `sparsejax.wire_bytes(tx, params, workers=w).by_branch[""]` is what a usual step
-    moves; `total` adds the dense mean of a step that overflows.
+    `sparsejax.wire_bytes(tx, params, workers=w).least` is what a usual step moves;
+    `total` adds the dense mean of a step that overflows.
 
     Args:
       capacity: the largest density of one worker's gradient that has to fit, in rows
