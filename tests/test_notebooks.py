@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pathlib
 
+import nbclient
+import nbformat
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
 
 
 # The kernel's own libraries open sockets and event loops as they like.
