@@ -7,6 +7,8 @@ import numbers
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def check_density(density: Any) -> float:
@@ -54,3 +56,22 @@ def check_capacity(capacity: Any) -> int | None:
             f"capacity: got {capacity}, expected at least one payload slot per worker."
         )
     return int(capacity)
+
+
+def check_value_dtype(dtype: Any) -> np.dtype:
+    """The dtype of values on the wire: float32 or bfloat16.
+
+    Raises:
+      ValueError: if it is another one.
+    """
+    allowed = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if dtype is None or found not in allowed:
+        raise ValueError(
+            f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to halve "
+            f"the bytes of values (what rounding takes away is kept for later steps)."
+        )
+    return found
