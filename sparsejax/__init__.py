@@ -9,12 +9,13 @@ from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._reports import report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import dense, exdyna, micro
+from sparsejax.recipes import cltk, dense, exdyna, micro, topk
 
 __all__ = [
     "PerWorker",
     "Report",
     "SparsifyState",
+    "cltk",
     "compiled_wire_bytes",
     "dense",
     "exchanges",
@@ -31,6 +32,7 @@ __all__ = [
     "sparsify",
     "state_specs",
     "thresholds",
+    "topk",
     "value_and_grad",
     "wire_bytes",
 ]

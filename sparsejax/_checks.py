@@ -75,3 +75,23 @@ def check_value_dtype(dtype: Any) -> np.dtype:
             f"the bytes of values (what rounding takes away is kept for later steps)."
         )
     return found
+
+
+def check_threshold(threshold: Any) -> float:
+    """`threshold` as a float, at least 0.
+
+    Raises:
+      TypeError: if it is not a Python or numpy number.
+      ValueError: if it is negative or not finite.
+    """
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
+        raise TypeError(
+            f"threshold: got {threshold!r}, expected a number of 0 or more, in units of "
+            f"the accumulated gradient."
+        )
+    if not (math.isfinite(threshold) and threshold >= 0):
+        raise ValueError(
+            f"threshold: got {threshold}, expected a finite number of 0 or more, in "
+            f"units of the accumulated gradient."
+        )
+    return float(threshold)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import optax
 
 import sparsejax
-from sparsejax import thresholds
+from sparsejax import exchanges, thresholds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +22,20 @@ class Case:
       memory: whether what is not sent is kept: mass is conserved.
       at_density_one: `() -> transformation` that should equal the dense mean; None where
         the method has no density.
+      rounding: of values on the wire, relative.
+      conserves: whether what is given and not kept arrives. Not so with momentum, or
+        where values are scaled.
     """
 
     name: str
     make: Callable[..., optax.GradientTransformationExtraArgs]
     memory: bool
     at_density_one: Callable[[], optax.GradientTransformationExtraArgs] | None = None
+    rounding: float = 0.0
+    conserves: bool = True
 
 
-def _row(name, recipe, *, memory=True, density=None, **arguments):
+def _row(name, recipe, *, memory=True, density=None, conserves=True, **arguments):
     if density is not None:
         arguments["density"] = density
 
@@ -37,7 +43,8 @@ def _row(name, recipe, *, memory=True, density=None, **arguments):
         return recipe(**{**arguments, **overrides})
 
     one = (lambda: make(density=1.0)) if density is not None else None
-    return Case(name, make, memory, one)
+    rounding = 2**-8 if name.endswith("_bf16") else 0.0
+    return Case(name, make, memory, one, rounding, conserves)
 
 
 CASES = (
@@ -58,4 +65,16 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3),
+    _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
+    _row("topk", sparsejax.topk, density=0.05),
+    _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),
+    _row("topk_union", sparsejax.topk, density=0.05, exchange=exchanges.union()),
+    _row(
+        "topk_union_bf16",
+        sparsejax.topk,
+        density=0.05,
+        exchange=exchanges.union(jnp.bfloat16),
+    ),
+    _row("cltk", sparsejax.cltk, density=0.05),
+    _row("cltk_bf16", sparsejax.cltk, density=0.05, value_dtype=jnp.bfloat16),
 )

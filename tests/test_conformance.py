@@ -131,8 +131,12 @@ def test_density_one_is_the_dense_mean(case):
     if case.name == "exdyna_overflow":
         pytest.skip("its messages are too small for density 1 by construction")
     for drawn, updates, state in run(tx, 3):
-        mean = flat(drawn, (WORKERS,)).mean(axis=0)
-        np.testing.assert_allclose(flat(updates), mean, rtol=1e-6, atol=1e-6)
+        given = flat(drawn, (WORKERS,))
+        # Rounded twice, and what the step before left is rounded again.
+        atol = 1e-6 + 4 * case.rounding * np.abs(given).mean(axis=0).max()
+        np.testing.assert_allclose(
+            flat(updates), given.mean(axis=0), rtol=1e-6, atol=atol
+        )
         assert sparsejax.report(state).density == 1.0
 
 
@@ -147,7 +151,8 @@ def test_one_worker(case):
     for drawn, updates, state in run(case.make(), 4, mesh=mesh, stream=stream):
         total += flat(drawn, (1,))[0] - flat(updates)
         kept = residuals(state)[0] if case.memory else np.zeros_like(total)
-        np.testing.assert_allclose(total, kept, atol=1e-4)
+        if case.conserves:
+            np.testing.assert_allclose(total, kept, atol=1e-4)
         assert sparsejax.report(state).sent > 0
 
 
@@ -163,7 +168,8 @@ def test_fewer_coordinates_than_workers(case):
         total += flat(drawn, (WORKERS,)).mean(axis=0) - flat(updates)
         sent += int(sparsejax.report(state).sent)
         kept = residuals(state).mean(axis=0) if case.memory else np.zeros(3)
-        np.testing.assert_allclose(total, kept, atol=1e-4)
+        if case.conserves:
+            np.testing.assert_allclose(total, kept, atol=1e-4)
     assert sent > 0
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sparsejax._base import Memory
 
 
-def none() -> Memory:
-    """Carries nothing: the vector is the gradient, and there is no state."""
+def none(scale: Callable[[int], float] | None = None) -> Memory:
+    """Carries nothing: the vector is the gradient, and there is no state.
+
+    Args:
+      scale: maps n to a factor for every gradient, such as the one that makes random
+        selection unbiased; by default 1.
+    """
 
     def init(n):
         del n
         return ()
 
     def accumulate(gradient, residual):
+        if scale is not None:
+            gradient = gradient * scale(gradient.size)
         return gradient, residual
 
     def settle(vector, delivery, residual):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
@@ -16,6 +19,7 @@ def micro(
     *,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
+    value_dtype: Any = jnp.float32,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -31,6 +35,7 @@ def micro(
       axis_name: the mesh axis of the workers, or a tuple of axes.
       threshold: how thresholds are found: by default `thresholds.quota()`;
         `thresholds.staircase()` is the published rule.
+      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default what the threshold rule asks for,
         ceil(K*/w).
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
@@ -42,7 +47,7 @@ def micro(
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
       ValueError: if `density` is outside (0, 1], `capacity` below 1, or `nonfinite`
-        unknown.
+        or `value_dtype` unknown.
 
     Departs from the paper: by default each worker finds its own threshold in the same
     step, to fill an equal share of K*, where the published staircase moves one global
@@ -63,7 +68,7 @@ def micro(
             threshold=threshold or thresholds.quota(),
             capacity=check_capacity(capacity),
         ),
-        exchange=exchanges.union(),
+        exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,
