@@ -9,7 +9,18 @@ from sparsejax._placement import PerWorker, init, per_worker, state_specs
 from sparsejax._reports import report, reports
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import cltk, dense, exdyna, micro, topk
+from sparsejax.recipes import (
+    cltk,
+    deft,
+    dense,
+    dgc,
+    exdyna,
+    hard_threshold,
+    micro,
+    random_k,
+    sidco,
+    topk,
+)
 
 __all__ = [
     "PerWorker",
@@ -17,16 +28,21 @@ __all__ = [
     "SparsifyState",
     "cltk",
     "compiled_wire_bytes",
+    "deft",
     "dense",
+    "dgc",
     "exchanges",
     "exdyna",
+    "hard_threshold",
     "init",
     "localize",
     "memories",
     "micro",
     "per_worker",
+    "random_k",
     "report",
     "reports",
+    "sidco",
     "simulate",
     "sparsifiers",
     "sparsify",

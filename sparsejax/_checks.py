@@ -77,7 +77,7 @@ def check_value_dtype(dtype: Any) -> np.dtype:
     return found
 
 
-def check_threshold(threshold: Any) -> float:
+def check_threshold(threshold: Any, name: str = "threshold") -> float:
     """`threshold` as a float, at least 0.
 
     Raises:
@@ -86,12 +86,53 @@ def check_threshold(threshold: Any) -> float:
     """
     if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
         raise TypeError(
-            f"threshold: got {threshold!r}, expected a number of 0 or more, in units of "
+            f"{name}: got {threshold!r}, expected a number of 0 or more, in units of "
             f"the accumulated gradient."
         )
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ValueError(
-            f"threshold: got {threshold}, expected a finite number of 0 or more, in "
+            f"{name}: got {threshold}, expected a finite number of 0 or more, in "
             f"units of the accumulated gradient."
         )
     return float(threshold)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """`value`, which is one of `choices`.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"{name}: got {value!r}, expected one of {choices}.")
+    return value
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int | None:
+    """`value` as an int of at least `least`, or None.
+
+    Raises:
+      TypeError: if it is neither an integer nor None.
+      ValueError: if it is too small.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: got {value!r}, expected an int.")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, expected at least {least}.")
+    return int(value)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1).
+
+    Raises:
+      TypeError: if it is not a Python or numpy number.
+      ValueError: if it lies outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: got {value!r}, expected a number in [0, 1).")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
+    return float(value)

@@ -77,4 +77,29 @@ CASES = (
     ),
     _row("cltk", sparsejax.cltk, density=0.05),
     _row("cltk_bf16", sparsejax.cltk, density=0.05, value_dtype=jnp.bfloat16),
+    _row("sidco", sparsejax.sidco, density=0.05),
+    _row(
+        "sidco_leaf",
+        sparsejax.sidco,
+        density=0.05,
+        fit="gamma",
+        granularity="leaf",
+        value_dtype=jnp.bfloat16,
+    ),
+    _row("random_k", sparsejax.random_k, density=0.05),
+    _row(
+        "random_k_unbiased",
+        sparsejax.random_k,
+        density=0.05,
+        memory=False,
+        conserves=False,
+        unbiased=True,
+    ),
+    _row("hard_threshold", sparsejax.hard_threshold, density=0.05, threshold=5.0),
+    _row("deft", sparsejax.deft, density=0.05),
+    _row("deft_bf16", sparsejax.deft, density=0.05, value_dtype=jnp.bfloat16),
+    _row("dgc", sparsejax.dgc, density=0.05, conserves=False),
+    _row(
+        "dgc_warmup", sparsejax.dgc, density=0.05, momentum=0.0, warmup_steps=2
+    ),
 )

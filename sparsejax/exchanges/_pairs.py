@@ -80,18 +80,17 @@ def pairs(value_dtype: Any = jnp.float32) -> Exchange:
             dropped=dropped,
             details=PairsDetails(jnp.sum(indices < n, axis=1, dtype=jnp.int32), sent),
         )
-        own, left = payload.indices, payload.values - values
-        if layout.exact:
-            return Delivery(total, own, left, report), state
-        # The cast to the gradient's dtype rounds the sum, at coordinates of others
-        # too, and every worker keeps its share of that.
-        mean = total.at[first].get(mode="fill", fill_value=0)
-        rounded = layout.round(first, mean)
-        update = total.at[first].set(rounded, mode="drop")
-        kept = vector.at[own].set(left, mode="drop")
-        kept = kept.at[first].get(mode="fill", fill_value=0)
-        left = kept + workers.localize(mean - rounded)
-        return Delivery(update, first, left, report), state
+        left = payload.values - values
+        if not layout.exact:
+            # The cast to the gradient's dtype rounds the sum. What it takes away stays
+            # with the first worker that sent the coordinate.
+            mean = total.at[first].get(mode="fill", fill_value=0)
+            rest = mean - layout.round(first, mean)
+            total = total.at[first].add(-rest, mode="drop")
+            mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
+            rest = jnp.where(mine[:, None], rest.reshape(count, -1), 0.0)
+            left = left + count * jnp.sum(rest, axis=0)
+        return Delivery(total, payload.indices, left, report), state
 
     def report(layout, worker_count):
         details = PairsDetails(

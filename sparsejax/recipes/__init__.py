@@ -1,9 +1,25 @@
 """Published methods: wiring of parts, one file each."""
 
 from sparsejax.recipes._cltk import cltk
+from sparsejax.recipes._deft import deft
 from sparsejax.recipes._dense import dense
+from sparsejax.recipes._dgc import dgc
 from sparsejax.recipes._exdyna import exdyna
+from sparsejax.recipes._hard_threshold import hard_threshold
 from sparsejax.recipes._micro import micro
+from sparsejax.recipes._random_k import random_k
+from sparsejax.recipes._sidco import sidco
 from sparsejax.recipes._topk import topk
 
-__all__ = ["cltk", "dense", "exdyna", "micro", "topk"]
+__all__ = [
+    "cltk",
+    "deft",
+    "dense",
+    "dgc",
+    "exdyna",
+    "hard_threshold",
+    "micro",
+    "random_k",
+    "sidco",
+    "topk",
+]

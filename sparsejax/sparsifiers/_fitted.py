@@ -120,7 +120,8 @@ def tail_threshold(
     x = x / jnp.where(largest > 0, largest, 1.0)
     single = (stages <= 1) | (density >= _FIRST)
     threshold = first(x, jnp.where(single, density, _FIRST))
-    ratio = jnp.exp(jnp.log(density / _FIRST) / jnp.maximum(stages - 1, 1))
+    later_stages = jnp.maximum(stages - 1, 1).astype(jnp.float32)
+    ratio = jnp.exp(math.log(density / _FIRST) / later_stages)
 
     def refine(_, threshold):
         moments = _tails.moments_above(x, threshold)
