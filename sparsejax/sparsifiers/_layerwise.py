@@ -62,7 +62,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         first = jnp.maximum(bounds[part], edges[:-1])
         length = jnp.maximum(jnp.minimum(bounds[part + 1], edges[1:]) - first, 0)
         length = length.astype(jnp.int32)
-        weight = shares * (length.astype(jnp.float32) / sizes)
+        weight = shares * (length.astype(jnp.float32) / sizes.astype(np.float32))
         ends = jnp.cumsum(weight)
         scale = quota.astype(jnp.float32) / jnp.maximum(ends[-1], 1e-30)
         ends = jnp.round(ends * scale).astype(jnp.int32)
@@ -93,7 +93,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         touched = length > 0
         low = jnp.argmax(touched).astype(jnp.int32)
         high = low + jnp.sum(touched, dtype=jnp.int32)
-        start = vary_like(start, first + vector[:1].astype(jnp.int32))
+        start = vary_like(start, vector)
         indices, _, demand, lowest = jax.lax.fori_loop(low, high, visit, start)
         indices = indices[:slots]
         values = vector.at[indices].get(mode="fill", fill_value=0)
