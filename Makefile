@@ -15,7 +15,7 @@ demo: $(READY)  ## Trains dense, exdyna and micro on digits; prints one table.
 test: lint pytest  ## What CI runs.
 
 pytest: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

@@ -163,9 +163,7 @@ class Memory(NamedTuple):
     """
 
     init: Callable[[int], State]
-    accumulate: Callable[
-        [Float[Array, " n"], State], tuple[Float[Array, " n"], State]
-    ]
+    accumulate: Callable[[Float[Array, " n"], State], tuple[Float[Array, " n"], State]]
     settle: Callable[[Float[Array, " n"], Delivery, State], State]
 
 

@@ -85,6 +85,7 @@ def positions(
     """
     if not ranks.size or not words.size:
         return jnp.zeros_like(ranks)
+    # Below 2^31 although the last word may reach beyond the largest coordinate.
     empty = min(words.size * WORD, jnp.iinfo(jnp.int32).max)
     rest = -words.size % _WORDS_PER_BLOCK
     blocks = jnp.pad(words, (0, rest)).reshape(-1, _WORDS_PER_BLOCK)
@@ -106,7 +107,7 @@ def positions(
     index = jnp.zeros_like(rank)
     for j in range(1, _WORDS_PER_BLOCK):
         count = popcount(word)
-        further = (rank >= count) & (index == j - 1)
+        further = rank >= count  # never again after the first word it is not
         rank = jnp.where(further, rank - count, rank)
         word = jnp.where(further, inside[:, j], word)
         index = jnp.where(further, j, index)
@@ -128,7 +129,9 @@ def _owners(first: Int32[Array, " b"], slots: int) -> Int32[Array, " k"]:
     # Empty blocks share their first slot with the next block that has bits: the
     # maximum leaves the one that owns it.
     ids = jnp.arange(first.size, dtype=jnp.int32)
-    starts = jnp.zeros(slots, jnp.int32).at[first].max(
-        ids, mode="drop", indices_are_sorted=True
+    starts = (
+        jnp.zeros(slots, jnp.int32)
+        .at[first]
+        .max(ids, mode="drop", indices_are_sorted=True)
     )
     return jax.lax.associative_scan(jnp.maximum, starts)

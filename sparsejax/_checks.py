@@ -29,12 +29,13 @@ def check_density(density: Any) -> float:
             f"density: got {density!r}, expected a number in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
-    if math.isnan(density) or not 0 < density <= 1:
+    value = float(density)
+    if math.isnan(value) or not 0 < value <= 1:
         raise ValueError(
             f"density: got {density}, expected a fraction in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
-    return float(density)
+    return value
 
 
 def check_capacity(capacity: Any) -> int | None:

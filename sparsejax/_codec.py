@@ -165,4 +165,4 @@ def unpack(words: UInt[Array, "w words"], like: Any) -> Any:
         part = jax.lax.bitcast_convert_type(part, dtype)
         parts.append(part.astype(jnp.bool_) if flag else part)
         position += size
-    return treedef.unflatten(parts)
+    return jax.tree.unflatten(treedef, parts)

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterator
 
+import jax
+
 from sparsejax._accounting import Collective, WireBytes, received_bytes, summarise
 
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
@@ -20,10 +22,12 @@ _CALLEES = re.compile(
     r"(?:to_apply|calls|body|branch_computations|true_computation|false_computation)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
-_TRIPS = re.compile(r'known_trip_count[^0-9]*(\d+)')
+_TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
 
 
-def compiled_wire_bytes(compiled: object, *, devices: int | None = None) -> WireBytes:
+def compiled_wire_bytes(
+    compiled: str | jax.stages.Compiled, *, devices: int | None = None
+) -> WireBytes:
     """Bytes that each worker receives per step, read from a compiled program.
 
     The same count as `wire_bytes`, after all that the compiler may have merged, split or
@@ -49,7 +53,7 @@ def compiled_wire_bytes(compiled: object, *, devices: int | None = None) -> Wire
       >>> sparsejax.compiled_wire_bytes(compiled).total  # 2 * 7/8 * 4 bytes * 100
       700.0
     """
-    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    text = compiled if isinstance(compiled, str) else str(compiled.as_text())
     if devices is None:
         found = re.search(r"num_partitions=(\d+)", text) or re.search(
             r"replica_count=(\d+)", text

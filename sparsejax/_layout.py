@@ -92,9 +92,7 @@ class Layout:
                 f"{'is' if len(wrong) == 1 else 'are'} not. Leave such leaves out with "
                 f"`optax.masked`, or differentiate only the floating-point parameters."
             )
-        layout = cls(
-            Structure(tuple(zip(paths, shapes, strict=True))), dtypes, treedef
-        )
+        layout = cls(Structure(tuple(zip(paths, shapes, strict=True))), dtypes, treedef)
         if layout.n > MAX_SIZE:
             raise ValueError(
                 f"the tree has {layout.n} coordinates, and one transformation handles "
@@ -188,10 +186,12 @@ class Layout:
         if self.exact:
             return vector
         starts = (0, *(end for end, _ in self.runs))
-        return jnp.concatenate([
-            round_to(jax.lax.slice(vector, (start,), (end,)), dtype)
-            for start, (end, dtype) in zip(starts, self.runs, strict=False)
-        ])
+        return jnp.concatenate(
+            [
+                round_to(jax.lax.slice(vector, (start,), (end,)), dtype)
+                for start, (end, dtype) in zip(starts, self.runs, strict=False)
+            ]
+        )
 
 
 def _holds_float32(dtype: np.dtype) -> bool:

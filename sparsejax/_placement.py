@@ -131,9 +131,7 @@ def allocate(make: Callable[..., Any], workers: Workers, *args: Any) -> Any:
     return jax.jit(sharded)(*args)
 
 
-def init(
-    tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh
-) -> Any:
+def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh) -> Any:
     """`tx.init(params)` on `mesh`: the global optimizer state.
 
     Args:

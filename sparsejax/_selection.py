@@ -248,9 +248,7 @@ def _fill_slots(
 
 def _alike(vector, *values):
     """`values` as arrays that vary over the axes over which any of the inputs does."""
-    values = [
-        jnp.asarray(v, jnp.int32 if isinstance(v, int) else None) for v in values
-    ]
+    values = [jnp.asarray(v, jnp.int32 if isinstance(v, int) else None) for v in values]
     for reference in (vector, *values):
         values = vary_like(values, reference)
     return values

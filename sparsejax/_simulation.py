@@ -71,8 +71,8 @@ def simulate(
             return new, row(state)
 
         where = axes(state)
-        return jax.vmap(
-            local, in_axes=(0, where), out_axes=(None, where), **mapped
-        )(updates, state)
+        return jax.vmap(local, in_axes=(0, where), out_axes=(None, where), **mapped)(
+            updates, state
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)

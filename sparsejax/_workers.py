@@ -42,9 +42,11 @@ def _cast_to_varying(tree: Any, axes: frozenset[str]) -> Any:
     def cast(leaf):
         missing = axes - varying_axes(leaf)
         # pcast refuses axes over which the value varies already.
-        return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if (
-            missing
-        ) else leaf
+        return (
+            jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying")
+            if (missing)
+            else leaf
+        )
 
     return jax.tree.map(cast, tree)
 
@@ -107,8 +109,9 @@ class Workers:
 
     def localize(self, tree: Any) -> Any:
         """The same values, typed as per worker. Idempotent."""
-        return _cast_to_varying(tree, frozenset(self.axes) if self.typed() else
-                                frozenset())
+        return _cast_to_varying(
+            tree, frozenset(self.axes) if self.typed() else frozenset()
+        )
 
     # -- collectives ------------------------------------------------------------------
 

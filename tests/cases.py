@@ -21,7 +21,7 @@ class Case:
       make: `make(**overrides) -> transformation`.
       memory: whether what is not sent is kept: mass is conserved.
       at_density_one: `() -> transformation` that should equal the dense mean; None where
-        the method has no density.
+        its messages are too small for that.
       rounding: of values on the wire, relative.
       conserves: whether what is given and not kept arrives. Not so with momentum, or
         where values are scaled.
@@ -35,16 +35,27 @@ class Case:
     conserves: bool = True
 
 
-def _row(name, recipe, *, memory=True, density=None, conserves=True, **arguments):
+def _row(
+    name,
+    recipe,
+    *,
+    memory=True,
+    density=None,
+    exact=True,
+    conserves=True,
+    at_one=None,
+    **arguments,
+):
     if density is not None:
         arguments["density"] = density
 
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
-    one = (lambda: make(density=1.0)) if density is not None else None
-    rounding = 2**-8 if name.endswith("_bf16") else 0.0
-    return Case(name, make, memory, one, rounding, conserves)
+    one = (lambda: make(density=1.0, **(at_one or {}))) if density is not None else make
+    narrow = "value_dtype" in arguments or name.endswith("_bf16")
+    rounding = 2**-8 if narrow else 0.0
+    return Case(name, make, memory, one if exact else None, rounding, conserves)
 
 
 CASES = (
@@ -64,42 +75,8 @@ CASES = (
         density=0.05,
         threshold=thresholds.staircase(),
     ),
-    _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3),
-    _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
-    _row("topk", sparsejax.topk, density=0.05),
-    _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),
-    _row("topk_union", sparsejax.topk, density=0.05, exchange=exchanges.union()),
-    _row(
-        "topk_union_bf16",
-        sparsejax.topk,
-        density=0.05,
-        exchange=exchanges.union(jnp.bfloat16),
-    ),
-    _row("cltk", sparsejax.cltk, density=0.05),
-    _row("cltk_bf16", sparsejax.cltk, density=0.05, value_dtype=jnp.bfloat16),
-    _row("sidco", sparsejax.sidco, density=0.05),
-    _row(
-        "sidco_leaf",
-        sparsejax.sidco,
-        density=0.05,
-        fit="gamma",
-        granularity="leaf",
-        value_dtype=jnp.bfloat16,
-    ),
-    _row("random_k", sparsejax.random_k, density=0.05),
-    _row(
-        "random_k_unbiased",
-        sparsejax.random_k,
-        density=0.05,
-        memory=False,
-        conserves=False,
-        unbiased=True,
-    ),
-    _row("hard_threshold", sparsejax.hard_threshold, density=0.05, threshold=5.0),
-    _row("deft", sparsejax.deft, density=0.05),
-    _row("deft_bf16", sparsejax.deft, density=0.05, value_dtype=jnp.bfloat16),
-    _row("dgc", sparsejax.dgc, density=0.05, conserves=False),
-    _row(
-        "dgc_warmup", sparsejax.dgc, density=0.05, momentum=0.0, warmup_steps=2
-    ),
+    one = (lambda: make(density=1.0, **(at_one or {}))) if density is not None else make
+    narrow = "value_dtype" in arguments or name.endswith("_bf16")
+    rounding = 2**-8 if narrow else 0.0
+    return Case(name, make, memory, one if exact else None, rounding, conserves)
 )

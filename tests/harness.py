@@ -36,9 +36,7 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
     def draw(i, leaf):
         profile = np.linspace(0.2, 3.0, max(leaf.size, 1))[: leaf.size]
         values = rng.laplace(size=(workers, leaf.size)) * profile * (i + 1)
-        return jnp.asarray(
-            values.reshape(workers, *leaf.shape), dtype or leaf.dtype
-        )
+        return jnp.asarray(values.reshape(workers, *leaf.shape), dtype or leaf.dtype)
 
     return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
 

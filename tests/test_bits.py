@@ -123,6 +123,13 @@ def test_positions_after_empty_blocks(start):
     np.testing.assert_array_equal(first_bits(700, True)(pack_oracle(flags)), expected)
 
 
+def test_positions_of_the_longest_vector():
+    words = jax.ShapeDtypeStruct((2**26,), jnp.uint32)
+    ranks = jax.ShapeDtypeStruct((5,), jnp.int32)
+    found = jax.eval_shape(_bits.positions, words, ranks)
+    assert (found.shape, found.dtype) == ((5,), jnp.int32)
+
+
 def test_under_vmap_and_shard_map():
     flags = np.stack([flags_of(1000, i / 8, i) for i in range(8)])
     expected = [positions_oracle(row, np.arange(64)) for row in flags]
@@ -136,7 +143,10 @@ def test_under_vmap_and_shard_map():
     mesh = jax.make_mesh((8,), ("data",), axis_types=auto)
     mapped = jax.shard_map(
         lambda flags: jax.tree.map(lambda x: x[None], local(flags[0])),
-        mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=True,
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+        check_vma=True,
     )
     for function in (jax.vmap(local), mapped):
         found, unpacked = jax.jit(function)(flags)

@@ -25,6 +25,8 @@ KEYS = {
 }
 STEPS = 12
 
+pytestmark = pytest.mark.xdist_group("digits")
+
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):

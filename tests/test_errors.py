@@ -46,7 +46,7 @@ def test_traced_density_names_static_args(recipe):
     ("capacity", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError)]
 )
 def test_capacity(recipe, capacity, error):
-    with pytest.raises(error, match="capacity: got .*slot"):
+    with pytest.raises(error, match=r"capacity: got .*slot"):
         recipe(0.1, capacity=capacity)
 
 
@@ -71,7 +71,7 @@ def test_exchange_that_cannot_deliver():
 def test_unbound_axis_in_update():
     tx = sparsejax.exdyna(0.1)
     state = sparsejax.init(tx, PARAMS, mesh_of())
-    with pytest.raises(NameError, match="'data' is not bound.*shard_map"):
+    with pytest.raises(NameError, match=r"'data' is not bound.*shard_map"):
         tx.update(PARAMS, state)
     with pytest.raises(NameError, match="localize: the axis 'data' is not bound"):
         sparsejax.localize(PARAMS)
@@ -81,7 +81,7 @@ def test_unbound_axis_in_update():
 
 def test_another_axis_name_in_shard_map():
     tx = sparsejax.exdyna(0.1, axis_name="batch")
-    with pytest.raises(NameError, match="'batch' is not bound.*axis_name="):
+    with pytest.raises(NameError, match=r"'batch' is not bound.*axis_name="):
         jax.shard_map(
             lambda g: tx.update(g, None)[0],
             mesh=mesh_of(),
@@ -171,7 +171,7 @@ def test_already_reduced_gradients():
     tx = sparsejax.exdyna(0.5)
     w = jnp.ones(4)
     state = sparsejax.init(tx, w, mesh_of())
-    x = jnp.ones((WORKERS, 4))
+    x = jnp.ones(4 * WORKERS)  # [4] on each worker
 
     def traced(gradient):
         return jax.eval_shape(
@@ -230,7 +230,7 @@ def test_pmean_inside_the_loss():
                 step, mesh=mesh_of(), in_specs=(P(), P("data")), out_specs=P()
             ),
             jnp.ones(4),
-            jnp.ones((WORKERS, 4)),
+            jnp.ones(4 * WORKERS),
         )
 
 

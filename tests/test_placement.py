@@ -75,9 +75,7 @@ def test_init_inside_the_axis_gives_the_view_of_one_worker():
         state, updates = jax.lax.scan(body, state, length=3)
         return jax.tree.map(lambda u: u.sum(axis=0), updates)
 
-    mapped = jax.shard_map(
-        inside, mesh=mesh_of(), in_specs=P("data"), out_specs=P()
-    )
+    mapped = jax.shard_map(inside, mesh=mesh_of(), in_specs=P("data"), out_specs=P())
     total = jax.jit(mapped)(gradients(0))
     assert np.isfinite(total["kernel"]).all()
 
@@ -99,9 +97,7 @@ def test_state_specs_find_the_marker_by_path():
 
 def test_per_worker_momentum_is_local():
     """Local momentum differs between workers and equals optax's on each of them."""
-    tx = optax.chain(
-        sparsejax.per_worker(optax.trace(decay=0.9)), sparsejax.dense()
-    )
+    tx = optax.chain(sparsejax.per_worker(optax.trace(decay=0.9)), sparsejax.dense())
     made = trainer(tx, donate=False)
     state, total = made.state, None
     for t in range(3):

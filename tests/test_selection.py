@@ -38,8 +38,11 @@ scaled = jax.jit(muldiv)
 naturals = st.one_of(
     st.integers(0, INT_MAX),
     st.integers(0, 100),
-    st.builds(lambda e, d: min(max(2**e + d, 0), INT_MAX), st.integers(0, 31),
-              st.integers(-2, 2)),
+    st.builds(
+        lambda e, d: min(max(2**e + d, 0), INT_MAX),
+        st.integers(0, 31),
+        st.integers(-2, 2),
+    ),
 )
 
 
@@ -89,8 +92,9 @@ THRESHOLDS = np.array([0.0, 0.25, 0.5, 0.75, 2.0, 3.0, np.inf, np.nan], np.float
 def selector(span, capacity):
     def both(vector, start, size, threshold, quota):
         return (
-            select_in(vector, start, size, threshold, quota, span=span,
-                      capacity=capacity),
+            select_in(
+                vector, start, size, threshold, quota, span=span, capacity=capacity
+            ),
             count_in(vector, start, size, jnp.asarray(THRESHOLDS), span=span),
         )
 
@@ -243,7 +247,9 @@ def worker_case():
 def local_step(vector, start, size):
     indices, demand = select_in(vector, start, size, 0.8, 30, span=700, capacity=40)
     return (
-        indices, demand, count_in(vector, start, size, jnp.array([0.8, 2.0]), span=700),
+        indices,
+        demand,
+        count_in(vector, start, size, jnp.array([0.8, 2.0]), span=700),
         *compact(vector, 0.8, capacity=30),
     )
 
@@ -267,7 +273,8 @@ def test_under_vmap_and_shard_map(common):
     if common == "vector":
         vectors = vectors[[0] * 8]
     replicated = {
-        "nothing": [False] * 3, "region": [False, True, True],
+        "nothing": [False] * 3,
+        "region": [False, True, True],
         "vector": [True, False, False],
     }[common]
     args = [

@@ -63,7 +63,9 @@ def deft(
       Scalable Gradient Sparsification", ICPP 2023 (arXiv 2307.03500).
     """
     return sparsify(
-        sparsifiers.layerwise(check_density(density), capacity=check_capacity(capacity)),
+        sparsifiers.layerwise(
+            check_density(density), capacity=check_capacity(capacity)
+        ),
         exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,

@@ -73,8 +73,13 @@ def exclusive(
 
         found = threshold.find(state.threshold, part, quota, size, count_at)
         indices, demand = select_in(
-            vector, start, size, found,
-            threshold.limit(quota, slots), span=span, capacity=slots,
+            vector,
+            start,
+            size,
+            found,
+            threshold.limit(quota, slots),
+            span=span,
+            capacity=slots,
         )
         values = vector.at[indices].get(mode="fill", fill_value=0)
         window = Window(bounds[owned], span)

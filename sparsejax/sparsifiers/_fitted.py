@@ -65,7 +65,8 @@ def fitted(
     def init(layout, worker_count):
         del layout
         return FittedState(
-            jnp.ones((worker_count,), jnp.int32), jnp.zeros((worker_count,), jnp.float32)
+            jnp.ones((worker_count,), jnp.int32),
+            jnp.zeros((worker_count,), jnp.float32),
         )
 
     def select(vector, state, step, workers, layout):

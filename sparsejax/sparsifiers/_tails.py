@@ -117,9 +117,7 @@ def _sum(values: Float[Array, " n"]) -> Scalar:
     return jnp.sum(jnp.sum(rows, axis=1)) + jnp.sum(values[whole:])
 
 
-def _variance(
-    y: Float[Array, " n"], mean: Scalar, inside: Bool[Array, " n"]
-) -> Scalar:
+def _variance(y: Float[Array, " n"], mean: Scalar, inside: Bool[Array, " n"]) -> Scalar:
     count = _sum(inside.astype(jnp.float32))
     squares = _sum(jnp.where(inside, (y - mean) ** 2, 0.0))
     return squares / jnp.maximum(count - 1, 1)

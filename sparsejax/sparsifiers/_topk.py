@@ -42,9 +42,7 @@ def topk(density: float, *, capacity: int | None = None) -> Sparsifier:
         quota, size = jnp.int32(goal), jnp.int32(n)
         found = rule.find(state, workers.index(), quota, size, count_at)
         slots = goal if capacity is None else min(goal, capacity)
-        indices, demand = select_in(
-            vector, 0, n, found, slots, span=n, capacity=slots
-        )
+        indices, demand = select_in(vector, 0, n, found, slots, span=n, capacity=slots)
         values = vector.at[indices].get(mode="fill", fill_value=0)
         return Payload(indices, values, demand, found), state
 
