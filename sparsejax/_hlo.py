@@ -30,8 +30,8 @@ def compiled_wire_bytes(
 ) -> WireBytes:
     """Bytes that each worker receives per step, read from a compiled program.
 
-    The same count as `wire_bytes`, after all that the compiler may have merged, split or
-    converted.
+    The same count as `wire_bytes`, after all that the compiler may have merged, split
+    or converted.
 
     Args:
       compiled: a `jax.stages.Compiled`, or the text of an optimised HLO module.

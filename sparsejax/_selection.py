@@ -213,8 +213,9 @@ def compact(
       demand: Int32[], how many coordinates qualified.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> indices, demand = compact(jnp.array([3.0, -0.5, -2.0]), 1.0, capacity=4)
+      >>> import functools, jax, jax.numpy as jnp
+      >>> select = jax.jit(functools.partial(compact, capacity=4))
+      >>> indices, demand = select(jnp.array([3.0, -0.5, -2.0]), 1.0)
       >>> print(indices, demand)
       [0 2 3 3] 2
     """

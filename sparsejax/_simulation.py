@@ -64,7 +64,7 @@ def simulate(
         # out_axes=None fails where a value is not provably equal on all workers.
         return jax.vmap(local, in_axes=None, out_axes=axes(shapes), **mapped)(0.0)
 
-    def update(updates, state, params=None, **extra_args):
+    def step(updates, state, params, extra_args):
         def local(updates, state):
             view = map_per_worker(lambda leaf: leaf[None], state)
             new, state = tx.update(updates, view, params, **extra_args)
@@ -74,5 +74,13 @@ def simulate(
         return jax.vmap(local, in_axes=(0, where), out_axes=(None, where), **mapped)(
             updates, state
         )
+
+    # Compiled as a whole: one operation at a time takes seconds to trace.
+    compiled = jax.jit(lambda *arguments: step(*arguments, {}))
+
+    def update(updates, state, params=None, **extra_args):
+        if extra_args:  # may hold anything, functions too
+            return step(updates, state, params, extra_args)
+        return compiled(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)

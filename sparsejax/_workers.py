@@ -135,7 +135,7 @@ class Workers:
         return self.sum(flag.astype(jnp.int32)) > 0
 
     def all_to_all(self, x: Any) -> Any:
-        """Sends row `i` of `x` [w, ...] to worker `i`; row `j` comes from worker `j`."""
+        """Row `i` of `x` [w, ...] goes to worker `i`, row `j` comes from worker `j`."""
         return jax.lax.all_to_all(
             self.localize(x), self.axis_name, split_axis=0, concat_axis=0
         )

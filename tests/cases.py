@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
 import optax
+import pytest
 
 import sparsejax
 from sparsejax import exchanges, thresholds
@@ -20,8 +22,8 @@ class Case:
       name: shown in test ids.
       make: `make(**overrides) -> transformation`.
       memory: whether what is not sent is kept: mass is conserved.
-      at_density_one: `() -> transformation` that should equal the dense mean; None where
-        its messages are too small for that.
+      at_density_one: `() -> transformation` that should equal the dense mean; None
+        where its messages are too small for that.
       rounding: of values on the wire, relative.
       conserves: whether what is given and not kept arrives. Not so with momentum, or
         where values are scaled.
@@ -49,12 +51,13 @@ def _row(
     if density is not None:
         arguments["density"] = density
 
+    # The same object for the same arguments, so that tests share what is compiled.
+    @functools.cache
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
     one = (lambda: make(density=1.0, **(at_one or {}))) if density is not None else make
-    narrow = "value_dtype" in arguments or name.endswith("_bf16")
-    rounding = 2**-8 if narrow else 0.0
+    rounding = 2**-8 if name.endswith("_bf16") else 0.0
     return Case(name, make, memory, one if exact else None, rounding, conserves)
 
 
@@ -75,8 +78,52 @@ CASES = (
         density=0.05,
         threshold=thresholds.staircase(),
     ),
-    one = (lambda: make(density=1.0, **(at_one or {}))) if density is not None else make
-    narrow = "value_dtype" in arguments or name.endswith("_bf16")
-    rounding = 2**-8 if narrow else 0.0
-    return Case(name, make, memory, one if exact else None, rounding, conserves)
+    _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
+    _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
+    _row("topk", sparsejax.topk, density=0.05),
+    _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),
+    _row(
+        "topk_union_bf16",
+        sparsejax.topk,
+        density=0.05,
+        exchange=exchanges.union(jnp.bfloat16),
+    ),
+    _row("cltk", sparsejax.cltk, density=0.05),
+    _row("cltk_bf16", sparsejax.cltk, density=0.05, value_dtype=jnp.bfloat16),
+    _row("sidco", sparsejax.sidco, density=0.05),
+    _row(
+        "sidco_leaf_bf16",
+        sparsejax.sidco,
+        density=0.05,
+        fit="gamma",
+        granularity="leaf",
+        value_dtype=jnp.bfloat16,
+    ),
+    _row("random_k", sparsejax.random_k, density=0.05),
+    _row(
+        "random_k_unbiased",
+        sparsejax.random_k,
+        density=0.05,
+        memory=False,
+        conserves=False,
+        unbiased=True,
+    ),
+    _row(
+        "hard_threshold",
+        sparsejax.hard_threshold,
+        density=0.05,
+        threshold=5.0,
+        at_one={"threshold": 0.0},
+    ),
+    _row("deft", sparsejax.deft, density=0.05),
+    _row("dgc", sparsejax.dgc, density=0.05, conserves=False),
+    _row("dgc_warmup", sparsejax.dgc, density=0.05, momentum=0.0, warmup_steps=2),
 )
+
+
+def parametrize(cases: Iterable[Case] = CASES):
+    """Runs a test once for each case; one process compiles what a case needs."""
+    marks = pytest.mark.xdist_group
+    return pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.name, marks=marks(c.name)) for c in cases]
+    )

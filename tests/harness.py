@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
 
 
 class Trainer(NamedTuple):
-    """A jitted, donated step and what it needs."""
+    """A jitted, donated step, and the state and parameters that it starts from."""
 
     step: object  # (params, state, gradients [w, ...]) -> (params, state, updates)
     mesh: jax.sharding.Mesh
@@ -52,13 +53,29 @@ class Trainer(NamedTuple):
     def shard(self, tree):
         return jax.device_put(tree, NamedSharding(self.mesh, P("data")))
 
+    def start(self):
+        """Copies of the first parameters and state: the step donates its inputs."""
+        return jax.tree.map(lambda x: x.copy(), (self.params, self.state))
 
-def trainer(tx, params=None, *, mesh=None, check_vma=True, donate=True):
-    mesh = mesh or mesh_of()
-    params = PARAMS if params is None else params
+    def advance(self, params, state, drawn):
+        """One step, waited for: virtual devices deadlock when steps pile up."""
+        return jax.block_until_ready(self.step(params, state, self.shard(drawn)))
+
+
+def trainer(tx, params=None, *, mesh=None, check_vma=True):
+    """The `Trainer` of `tx`; equal arguments share what is compiled."""
+    leaves, treedef = jax.tree.flatten(PARAMS if params is None else params)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    strict = jax.config.jax_numpy_dtype_promotion
+    return _trainer(tx, treedef, shapes, mesh or mesh_of(), check_vma, strict)
+
+
+@functools.cache
+def _trainer(tx, treedef, shapes, mesh, check_vma, _):
+    params = treedef.unflatten([jnp.zeros(*shape) for shape in shapes])
     tx = optax.with_extra_args_support(tx)
     state = sparsejax.init(tx, params, mesh)
-    specs = sparsejax.state_specs(state, "data")
+    specs = (P(), sparsejax.state_specs(state, "data"))
 
     def step(params, state, gradients):
         mine = jax.tree.map(lambda g: g[0], gradients)
@@ -68,41 +85,39 @@ def trainer(tx, params=None, *, mesh=None, check_vma=True, donate=True):
     mapped = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(P(), specs, P("data")),
-        out_specs=(P(), specs, P()),
+        in_specs=(*specs, P("data")),
+        out_specs=(*specs, P()),
         check_vma=check_vma,
     )
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (P(), specs, P()))
-    jitted = jax.jit(
-        mapped,
-        donate_argnums=(0, 1) if donate else (),
-        out_shardings=shardings,
-    )
-    # Copied, so that donating the first step's inputs leaves the caller's alone; and
-    # placed, so that the first call compiles for the same shardings as the second.
-    place = jax.tree.map(
-        lambda x: jax.device_put(jnp.array(x), NamedSharding(mesh, P())), params
-    )
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
+    jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
+    # Placed, so that the first call compiles for the same shardings as the second.
+    params = jax.device_put(params, shardings[0])
     state = jax.tree.map(jax.device_put, state, shardings[1])
-    return Trainer(jitted, mesh, state, place)
+    return Trainer(jitted, mesh, state, params)
 
 
 def run(tx, steps, *, params=None, mesh=None, stream=gradients, **options):
     """Yields `(gradients, updates, state)` of each step, on the host."""
     made = trainer(tx, params, mesh=mesh, **options)
-    current, state = made.params, made.state
+    current, state = made.start()
     for t in range(steps):
         drawn = stream(t)
-        current, state, updates = made.step(current, state, made.shard(drawn))
+        current, state, updates = made.advance(current, state, drawn)
         yield jax.device_get((drawn, updates, state))
+
+
+@functools.cache
+def _simulated(tx, workers):
+    simulated = sparsejax.simulate(tx, workers=workers)
+    return simulated.init, jax.jit(simulated.update)
 
 
 def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):
     """The same under `sparsejax.simulate`."""
     params = PARAMS if params is None else params
-    simulated = sparsejax.simulate(tx, workers=workers)
-    state = simulated.init(params)
-    update = jax.jit(simulated.update)
+    init, update = _simulated(tx, workers)
+    state = init(params)
     for t in range(steps):
         drawn = stream(t)
         updates, state = update(drawn, state, params)

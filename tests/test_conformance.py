@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import sparsejax
-from tests.cases import CASES
+from tests.cases import CASES, parametrize
 from tests.harness import (
     PARAMS,
     WORKERS,
@@ -23,7 +23,7 @@ from tests.harness import (
     trainer,
 )
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = parametrize()
 
 
 def _types(tree):
@@ -32,8 +32,7 @@ def _types(tree):
 
 @every_case
 def test_state_keeps_structure_shapes_and_dtypes(case):
-    made = trainer(case.make())
-    before = made.state
+    before = trainer(case.make()).state
     *_, (_, _, after) = run(case.make(), 2)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert _types(before) == _types(after)
@@ -65,9 +64,9 @@ def test_tiny_trees(case, params):
 @every_case
 def test_no_recompilation(case):
     made = trainer(case.make())
-    params, state = made.params, made.state
+    params, state = made.start()
     for t in range(3):
-        params, state, _ = made.step(params, state, made.shard(gradients(t)))
+        params, state, _ = made.advance(params, state, gradients(t))
     assert made.step._cache_size() == 1
 
 
@@ -107,10 +106,10 @@ def test_shard_map_equals_simulate(case):
 @every_case
 def test_replicas_stay_bitwise_equal(case):
     made = trainer(case.make())
-    params, state = made.params, made.state
+    params, state = made.start()
     specs = sparsejax.state_specs(state, "data")
     for t in range(50):
-        params, state, updates = made.step(params, state, made.shard(gradients(t)))
+        params, state, updates = made.advance(params, state, gradients(t))
     replicated = [
         leaf
         for leaf, spec in zip(
@@ -125,9 +124,7 @@ def test_replicas_stay_bitwise_equal(case):
             assert first.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.at_density_one], ids=lambda case: case.name
-)
+@parametrize(case for case in CASES if case.at_density_one)
 def test_density_one_is_the_dense_mean(case):
     for drawn, updates, state in run(case.at_density_one(), 3):
         given = flat(drawn, (WORKERS,))
@@ -202,9 +199,8 @@ def test_strict_promotion_and_vma(case, check_vma):
 @every_case
 def test_compiled_bytes_equal_the_accounting(case):
     made = trainer(case.make())
-    compiled = made.step.lower(
-        made.params, made.state, made.shard(gradients(0))
-    ).compile()
+    params, state = made.start()
+    compiled = made.step.lower(params, state, made.shard(gradients(0))).compile()
     static = sparsejax.wire_bytes(case.make(), PARAMS, workers=WORKERS)
     moved = sparsejax.compiled_wire_bytes(compiled)
     assert static.total > 0

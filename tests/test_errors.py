@@ -273,9 +273,9 @@ def test_state_is_independent_of_capacity():
     """Another density takes over the same state."""
     first, second = sparsejax.exdyna(0.25), sparsejax.exdyna(0.01)
     made = trainer(first)
-    _, state, _ = made.step(made.params, made.state, made.shard(gradients(0)))
+    _, state, _ = made.advance(*made.start(), gradients(0))
     other = trainer(second)
     assert jax.tree.structure(state) == jax.tree.structure(other.state)
-    _, state, updates = other.step(other.params, state, other.shard(gradients(1)))
+    _, state, updates = other.advance(other.start()[0], state, gradients(1))
     assert int(sparsejax.report(state).sent) == 6
     assert np.isfinite(np.asarray(updates["bias"])).all()

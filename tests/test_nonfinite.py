@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sparsejax
-from tests.cases import CASES
+from tests.cases import parametrize
 from tests.harness import WORKERS, flat, gradients, residuals, run, run_simulated
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = parametrize()
 every_value = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 runners = pytest.mark.parametrize("runner", [run, run_simulated])
 BAD_STEP, BAD_WORKER = 2, 5

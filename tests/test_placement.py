@@ -52,11 +52,11 @@ def test_init_shards_per_worker_rows(kind, how):
 @kinds
 def test_a_step_on_either_kind_of_axis(kind):
     made = trainer(sparsejax.exdyna(0.05), mesh=mesh_of(kind=kind))
-    _, state, updates = made.step(made.params, made.state, made.shard(gradients(0)))
+    _, state, updates = made.advance(*made.start(), gradients(0))
     assert int(sparsejax.report(state).sent) == int(0.05 * N)
     _check(state)
     other = trainer(sparsejax.exdyna(0.05))
-    _, _, expected = other.step(other.params, other.state, other.shard(gradients(0)))
+    _, _, expected = other.advance(*other.start(), gradients(0))
     np.testing.assert_array_equal(updates["kernel"], expected["kernel"])
 
 
@@ -98,11 +98,12 @@ def test_state_specs_find_the_marker_by_path():
 def test_per_worker_momentum_is_local():
     """Local momentum differs between workers and equals optax's on each of them."""
     tx = optax.chain(sparsejax.per_worker(optax.trace(decay=0.9)), sparsejax.dense())
-    made = trainer(tx, donate=False)
-    state, total = made.state, None
+    made = trainer(tx)
+    params, state = made.start()
+    total = None
     for t in range(3):
         drawn = gradients(t)
-        _, state, updates = made.step(made.params, state, made.shard(drawn))
+        params, state, updates = made.advance(params, state, drawn)
         total = (
             drawn if total is None
             else jax.tree.map(lambda m, g: 0.9 * m + g, total, drawn)
