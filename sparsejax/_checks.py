@@ -72,8 +72,8 @@ def check_value_dtype(dtype: Any) -> np.dtype:
         found = None
     if dtype is None or found not in allowed:
         raise ValueError(
-            f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to halve "
-            f"the bytes of values (what rounding takes away is kept for later steps)."
+            f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to "
+            f"halve the bytes of values (what rounding takes away is sent later)."
         )
     return found
 

@@ -121,7 +121,7 @@ def encode_indices(
 def decode_indices(
     codes: Shaped[Array, "w c"], start: Int[Array, " w"], span: int, n: int, slots: int
 ) -> Int[Array, "w k"]:
-    """The indices [w, k] that every worker encoded, `k = slots`; empty ones hold `n`."""
+    """The indices [w, slots] that every worker encoded; empty ones hold `n`."""
     relative = jax.vmap(cheapest(slots, span).decode)(codes)
     return jnp.where(relative < span, relative + start[:, None], n)
 
@@ -131,7 +131,7 @@ def _word_count(bits: int) -> int:
 
 
 def _set_bits(positions: Int[Array, " k"], size: int) -> UInt32[Array, " words"]:
-    """Words with the bits at distinct `positions` [k] set; those from `size` on drop."""
+    """Words with the bits at distinct `positions` [k] below `size` set."""
     bits = jnp.uint32(1) << (positions % _bits.WORD).astype(jnp.uint32)
     bits = jnp.where(positions < size, bits, jnp.uint32(0))
     words = jnp.zeros(_word_count(size), jnp.uint32)
@@ -140,7 +140,7 @@ def _set_bits(positions: Int[Array, " k"], size: int) -> UInt32[Array, " words"]
 
 
 def pack(tree: Any) -> UInt[Array, " words"]:
-    """All leaves of `tree` (2 or 4 bytes an element, or bool) as one vector of words."""
+    """All leaves of `tree`, of 2 or 4 bytes an element or bool, as one vector."""
     parts = []
     for leaf in map(jnp.asarray, jax.tree.leaves(tree)):
         if leaf.dtype == jnp.bool_:

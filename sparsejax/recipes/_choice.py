@@ -20,8 +20,8 @@ def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
         return exchanges.pairs(value_dtype)
     if value_dtype is not jnp.float32:
         raise ValueError(
-            f"value_dtype: got {value_dtype!r} beside exchange `{exchange.name}`, which "
-            f"has a value_dtype of its own. Pass it there, such as "
+            f"value_dtype: got {value_dtype!r} beside exchange `{exchange.name}`, "
+            f"which has a value_dtype of its own. Pass it there, such as "
             f"`exchange=sparsejax.exchanges.union(jnp.bfloat16)`."
         )
     return exchange

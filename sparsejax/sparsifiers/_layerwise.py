@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import jax
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Every coordinate has this share of the norm beside its layer's: so no layer, not one
 # of zeros, is without any.
 _FLOOR = 1e-3
+# Norms whose squares overflow are infinite; as numbers their sum should be finite.
+_LARGEST = 1e30
 
 
 def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
@@ -50,8 +53,9 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         order = [i for i in layout.order if layout.sizes[i]]
         sizes = np.array([layout.sizes[i] for i in order], np.int32)
         edges = np.array([layout.offsets[i] for i in order] + [n], np.int32)
-        pieces = [vector[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        norms = workers.mean(jnp.stack([jnp.linalg.norm(x) for x in pieces]))
+        layers = [vector[a:b] for a, b in itertools.pairwise(edges)]
+        norms = jnp.stack([jnp.linalg.norm(x) for x in layers])
+        norms = workers.mean(jnp.minimum(norms, _LARGEST))
         shares = allocate(norms, sizes, goal)
         owned = _partition.owners(step, count)
         bounds = cut(shares, edges, count)
@@ -87,7 +91,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
             filled = filled + jnp.sum(some < n, dtype=jnp.int32)
             return indices, filled, demand + qualified, jnp.minimum(lowest, found)
 
-        # Twice as long, so that each piece's empty slots fit; the next one's cover them.
+        # Twice as long: a piece's empty slots fit, and the next one overwrites them.
         zero = jnp.zeros((), jnp.int32)
         start = (jnp.full((2 * slots,), n, jnp.int32), zero, zero, jnp.float32(jnp.inf))
         touched = length > 0

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float
 
-Scalar = "Float[Array, '']"
+    Scalar = Float[Array, ""]
 
 # Sums are formed in rows of so many, so that their rounding error does not grow with n.
 _ROW = 1024
@@ -76,7 +76,7 @@ def generalized_pareto(moments: Moments, p: Scalar) -> Scalar:
 
 
 def gamma(x: Float[Array, " n"], p: Scalar) -> Scalar:
-    """`b` times the inverse of the regularised upper gamma function of shape `a` at `p`.
+    """`b` times where the regularised upper gamma function of shape `a` is `p`.
 
     With `s = ln mean(x) - mean(ln x)`, the shape is nearly the likeliest one,
     `a = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)`, and `b = mean(x) / a`.
