@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Every coordinate has this share of the norm beside its layer's: so no layer, not one
 # of zeros, is without any.
-_FLOOR = 1e-3
+_FLOOR = 1e-6
 # Norms whose squares overflow are infinite; as numbers their sum should be finite.
 _LARGEST = 1e30
 
