@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -50,12 +50,14 @@ class WireBytes(NamedTuple):
 
     Attributes:
       total: bytes per worker and step; of each conditional the costliest branch.
+      least: the same with the cheapest branch of each.
       by_kind: the bytes of `total` by kind of collective, all branches added.
       by_branch: bytes by branch: "" for what every step moves.
       collectives: one by one.
     """
 
     total: float
+    least: float
     by_kind: dict[str, float]
     by_branch: dict[str, float]
     collectives: tuple[Collective, ...]
@@ -141,7 +143,8 @@ def summarise(collectives: tuple[Collective, ...]) -> WireBytes:
     for kind, size, branch in collectives:
         by_kind[kind] = by_kind.get(kind, 0.0) + size
         by_branch[branch] = by_branch.get(branch, 0.0) + size
-    return WireBytes(_worst(collectives, ""), by_kind, by_branch, collectives)
+    total, least = (_choose(collectives, "", pick) for pick in (max, min))
+    return WireBytes(total, least, by_kind, by_branch, collectives)
 
 
 def _walk(
@@ -174,15 +177,20 @@ def _collective(kind, eqn, sizes, branch, times) -> Collective:
     return Collective(kind, times * received_bytes(kind, size, count), branch)
 
 
-def _worst(collectives: tuple[Collective, ...], prefix: str) -> float:
-    """Bytes below `prefix`, with the costliest branch of each conditional."""
+def _choose(
+    collectives: tuple[Collective, ...],
+    prefix: str,
+    pick: Callable[[list[float]], float],
+) -> float:
+    """Bytes below `prefix`, with the branch of each conditional that `pick` picks."""
     here = sum(c.bytes for c in collectives if c.branch == prefix)
     deeper: dict[str, set[str]] = {}
     for c in collectives:
         if c.branch.startswith(prefix) and c.branch != prefix:
             label = c.branch[len(prefix) :].split("]")[0] + "]"
             deeper.setdefault(label.split("[")[0], set()).add(prefix + label)
-    return here + sum(
-        max(_worst(collectives, label) for label in labels)
-        for labels in deeper.values()
-    )
+    for labels in deeper.values():
+        sizes = [_choose(collectives, label, pick) for label in labels]
+        # A branch without collectives has no label.
+        here += pick(sizes if len(sizes) > 1 else [0.0, *sizes])
+    return here

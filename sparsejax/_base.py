@@ -56,6 +56,8 @@ class Payload(NamedTuple):
         filled in by `sparsify`.
       window: where every worker's indices lie, `None` for anywhere in `[0, n)`, or
         `Agreed()` where they are replicated.
+      gradient_square: Float[], mean square of this worker's gradient, before the memory
+        added to it; filled in by `sparsify` for an exchange that asks for it.
     """
 
     indices: Int[Array, " k"] | None
@@ -64,6 +66,7 @@ class Payload(NamedTuple):
     threshold: Float[Array, ""]
     dropped: Bool[Array, ""] | bool = False
     window: Window | Agreed | None = None
+    gradient_square: Float[Array, ""] | None = None
 
 
 class Report(NamedTuple):
@@ -138,6 +141,8 @@ class Exchange(NamedTuple):
         fixes its structure.
       accepts: the kinds of `Sparsifier.support` that it can deliver.
       name: for error messages.
+      needs_gradient_square: whether `Payload.gradient_square` is to be filled in, which
+        costs a pass over the gradient.
     """
 
     init: Callable[[Layout, int], State]
@@ -148,6 +153,7 @@ class Exchange(NamedTuple):
     report: Callable[[Layout, int], Report]
     accepts: frozenset[str]
     name: str
+    needs_gradient_square: bool = False
 
 
 class Memory(NamedTuple):

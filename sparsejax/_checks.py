@@ -137,3 +137,46 @@ def check_fraction(name: str, value: Any) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
     return float(value)
+
+
+def check_period(period: Any) -> int | None:
+    """`period` as a positive int, or None.
+
+    Raises:
+      TypeError: if it is neither an integer nor None.
+      ValueError: if it is less than 1.
+    """
+    if period is None:
+        return None
+    if isinstance(period, bool) or not isinstance(period, numbers.Integral):
+        raise TypeError(
+            f"period: got {period!r}, expected a number of steps (a positive int), or "
+            f"None for never. Inside `optax.inject_hyperparams` pass "
+            f'`static_args=("period", "seed")`.'
+        )
+    if period < 1:
+        raise ValueError(f"period: got {period}, expected at least 1, or None.")
+    return int(period)
+
+
+def check_scale(scale: Any) -> Any:
+    """`scale` as it is: a positive number, a traced one, or None.
+
+    Raises:
+      TypeError: if it is no number.
+      ValueError: if it is not positive and finite.
+    """
+    if scale is None or isinstance(scale, jax.Array):
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(
+            f"scale: got {scale!r}, expected a positive number, or None for the root "
+            f"mean square of the gradients."
+        )
+    size = float(scale)
+    if not 0 < size < math.inf:
+        raise ValueError(
+            f"scale: got {scale}, expected a positive number, or None for the root "
+            f"mean square of the gradients."
+        )
+    return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -76,7 +77,7 @@ def simulate(
         )
 
     # Compiled as a whole: one operation at a time takes seconds to trace.
-    compiled = jax.jit(lambda *arguments: step(*arguments, {}))
+    compiled = jax.jit(functools.partial(step, extra_args={}))
 
     def update(updates, state, params=None, **extra_args):
         if extra_args:  # may hold anything, functions too

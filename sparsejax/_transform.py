@@ -127,16 +127,19 @@ def sparsify(
         dropped = jnp.sum(trial * 0.0) != 0.0
 
         def healthy(skip, dropped):
-            vector, residual = _in_place.accumulate(
-                memory, jnp.where(skip, 0.0, gradient), kept, state.step
-            )
+            used = jnp.where(skip, 0.0, gradient)
+            vector, residual = _in_place.accumulate(memory, used, kept, state.step)
             vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))
             payload, chosen = sparsifier.select(
                 vector, local.sparsifier, state.step, workers, layout
             )
+            payload = payload._replace(dropped=dropped)
+            if exchange.needs_gradient_square:
+                square = jnp.sum(jnp.square(used)) / max(layout.n, 1)
+                payload = payload._replace(gradient_square=square)
             delivery, exchanged = exchange.apply(
                 vector,
-                payload._replace(dropped=dropped),
+                payload,
                 local.exchange,
                 state.step,
                 workers,

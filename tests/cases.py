@@ -25,8 +25,7 @@ class Case:
       at_density_one: `() -> transformation` that should equal the dense mean; None
         where its messages are too small for that.
       rounding: of values on the wire, relative.
-      conserves: whether what is given and not kept arrives. Not so with momentum, or
-        where values are scaled.
+      loses: whether some of the gradient is neither sent nor kept.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Case:
     memory: bool
     at_density_one: Callable[[], optax.GradientTransformationExtraArgs] | None = None
     rounding: float = 0.0
-    conserves: bool = True
+    loses: bool = False
 
 
 def _row(
@@ -44,10 +43,11 @@ def _row(
     memory=True,
     density=None,
     exact=True,
-    conserves=True,
-    at_one=None,
+    dense=None,
+    loses=False,
     **arguments,
 ):
+    """`dense`: overrides that give the dense mean, if not density 1."""
     if density is not None:
         arguments["density"] = density
 
@@ -56,9 +56,11 @@ def _row(
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
 
-    one = (lambda: make(density=1.0, **(at_one or {}))) if density is not None else make
+    if dense is None:
+        dense = {} if density is None else {"density": 1.0}
+    one = (lambda: make(**dense)) if exact else None
     rounding = 2**-8 if name.endswith("_bf16") else 0.0
-    return Case(name, make, memory, one if exact else None, rounding, conserves)
+    return Case(name, make, memory, one, rounding, loses)
 
 
 CASES = (
@@ -79,6 +81,16 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
+    _row("marsit", sparsejax.marsit, period=4, dense={"period": 1}),
+    _row("marsit_never_full", sparsejax.marsit, period=None, exact=False),
+    _row(
+        "sign_majority",
+        sparsejax.sign_majority,
+        memory=False,
+        exact=False,
+        loses=True,
+    ),
+    _row("ef_sign", sparsejax.ef_sign, exact=False),
     _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
     _row("topk", sparsejax.topk, density=0.05),
     _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),
@@ -105,7 +117,7 @@ CASES = (
         sparsejax.random_k,
         density=0.05,
         memory=False,
-        conserves=False,
+        loses=True,
         unbiased=True,
     ),
     _row(
@@ -113,10 +125,10 @@ CASES = (
         sparsejax.hard_threshold,
         density=0.05,
         threshold=5.0,
-        at_one={"threshold": 0.0},
+        dense={"density": 1.0, "threshold": 0.0},
     ),
     _row("deft", sparsejax.deft, density=0.05),
-    _row("dgc", sparsejax.dgc, density=0.05, conserves=False),
+    _row("dgc", sparsejax.dgc, density=0.05, loses=True),
     _row("dgc_warmup", sparsejax.dgc, density=0.05, momentum=0.0, warmup_steps=2),
 )
 

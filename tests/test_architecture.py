@@ -20,7 +20,8 @@ LAYERS = (
     {"_transform", "_reports", "_simulation", "_accounting"},
     {"recipes", "_hlo"},
     {"__init__"},
-    {"examples", "bench"},
+    {"examples"},
+    {"bench"},
 )
 COLLECTIVES = {
     "psum", "pmean", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pshuffle",

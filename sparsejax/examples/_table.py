@@ -14,8 +14,8 @@ class Row:
 
     Attributes:
       density_worst_error: largest |achieved / target - 1| of all steps but the first.
-      bytes_per_step: received by each worker; `dense_bytes_per_step` by the same worker
-        where nothing is left out.
+      bytes_per_step: received by each worker, on average over steps;
+        `dense_bytes_per_step` by the same worker where nothing is left out.
       ms_per_step: median wall time of a step.
     """
 

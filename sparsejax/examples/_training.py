@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -30,10 +31,12 @@ class Recipe(NamedTuple):
     Attributes:
       build: density -> transformation.
       everything: whether the whole gradient is sent, whatever the density.
+      period: of the steps that send the most; all others send the least.
     """
 
     build: Callable[[float], optax.GradientTransformation]
     everything: bool = False
+    period: int = 1
 
     def target(self, density: float) -> float:
         """The density that a run should achieve when asked for `density`."""
@@ -44,6 +47,28 @@ RECIPES: dict[str, Recipe] = {
     "dense": Recipe(lambda density: sparsejax.dense(), everything=True),
     "exdyna": Recipe(sparsejax.exdyna),
     "micro": Recipe(sparsejax.micro),
+    "marsit": Recipe(
+        lambda density: sparsejax.marsit(100), everything=True, period=100
+    ),
+    # Scaled, so that the learning rate of the others fits.
+    "sign_majority": Recipe(
+        lambda density: sparsejax.sign_majority(None), everything=True
+    ),
+    "ef_sign": Recipe(lambda density: sparsejax.ef_sign(), everything=True),
+    "deft": Recipe(sparsejax.deft),
+    "cltk": Recipe(sparsejax.cltk),
+    "random_k": Recipe(sparsejax.random_k),
+    "topk": Recipe(sparsejax.topk),
+    "sidco": Recipe(sparsejax.sidco),
+    "hard_threshold": Recipe(
+        lambda density: sparsejax.hard_threshold(0.03, density=density)
+    ),
+    # Velocities sum up to ten times the gradient: so the others' learning rate fits.
+    "dgc": Recipe(
+        lambda density: optax.chain(
+            sparsejax.dgc(density, momentum=0.9), optax.scale(0.1)
+        )
+    ),
 }
 
 
@@ -91,7 +116,8 @@ class Metrics(NamedTuple):
 
     Attributes:
       loss: Float[], mean over the global batch.
-      density: Float[], fraction of the coordinates that were exchanged.
+      density: Float[], fraction of the coordinates that were exchanged; that each
+        worker sent, where `density` is asked of each.
     """
 
     loss: Float[Array, ""]
@@ -151,6 +177,13 @@ class Trainer:
         )
 
 
+def _density(report: sparsejax.Report, params: Params) -> Float[Array, ""]:
+    if not hasattr(report.details, "chosen"):
+        return report.density
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return jnp.mean(report.details.chosen.astype(jnp.float32)) / size
+
+
 def _make_step(
     tx: optax.GradientTransformation,
     loss: Callable[[Params, Batch], Float[Array, ""]],
@@ -163,7 +196,7 @@ def _make_step(
         value, grads = sparsejax.value_and_grad(loss, axis_name="data")(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        density = sparsejax.report(opt_state).density
+        density = _density(sparsejax.report(opt_state), params)
         return params, opt_state, Metrics(jax.lax.pmean(value, "data"), density)
 
     replicated, per_worker = PartitionSpec(), PartitionSpec("data")

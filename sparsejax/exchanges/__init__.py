@@ -2,7 +2,9 @@
 
 from sparsejax.exchanges._dense import dense
 from sparsejax.exchanges._leader import leader
+from sparsejax.exchanges._one_bit_ring import one_bit_ring
+from sparsejax.exchanges._packed_signs import packed_signs
 from sparsejax.exchanges._pairs import pairs
 from sparsejax.exchanges._union import union
 
-__all__ = ["dense", "leader", "pairs", "union"]
+__all__ = ["dense", "leader", "one_bit_ring", "packed_signs", "pairs", "union"]

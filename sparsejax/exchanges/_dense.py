@@ -21,6 +21,19 @@ def zero_report(n, worker_count, details=()):
     )
 
 
+def whole_report(n, dropped, details=()):
+    """The report of a step in which every coordinate was delivered."""
+    count = dropped.shape[0]
+    return Report(
+        demand=jnp.full((count,), n, jnp.int32),
+        sent=jnp.asarray(n, jnp.int32),
+        density=jnp.ones((), jnp.float32),
+        threshold=jnp.zeros((count,), jnp.float32),
+        dropped=dropped,
+        details=details,
+    )
+
+
 def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.float32):
     """The mean of all vectors [n], and the report that goes with it."""
     n, count = vector.shape[0], workers.count()
@@ -33,16 +46,8 @@ def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.fl
         mean, error = average(vector, workers, value_dtype)
         dropped = workers.gather(jnp.asarray(dropped))
     rounded = layout.round_all(mean)
-    report = Report(
-        demand=jnp.full((count,), n, jnp.int32),
-        sent=jnp.asarray(n, jnp.int32),
-        density=jnp.ones((), jnp.float32),
-        threshold=jnp.zeros((count,), jnp.float32),
-        dropped=dropped,
-        details=details,
-    )
     left = workers.localize(mean - rounded) + error
-    return Delivery(rounded, None, left, report)
+    return Delivery(rounded, None, left, whole_report(n, dropped, details))
 
 
 def dense() -> Exchange:

@@ -1,0 +1,1 @@
+"""`python -m sparsejax.bench`: is it worth it on your machines?"""

@@ -1,0 +1,62 @@
+"""`scale`: bytes and compile time for up to 1024 workers, on virtual devices."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax.examples._training import RECIPES
+
+WORKERS = (8, 64, 1024)
+
+
+def measure(recipes: list[str], n: int, density: float) -> list[dict[str, Any]]:
+    """One row per recipe and number of workers."""
+    return [_row(name, n, density, w) for name in recipes for w in WORKERS]
+
+
+def _row(name: str, n: int, density: float, workers: int) -> dict[str, Any]:
+    devices = jax.devices()
+    if workers > len(devices):
+        raise ValueError(
+            f"scale: {workers} workers need as many devices, there are {len(devices)}."
+        )
+    mesh = jax.make_mesh(
+        (workers,),
+        ("data",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=devices[:workers],
+    )
+    tx = RECIPES[name].build(density)
+    shape = jax.ShapeDtypeStruct((n,), jnp.float32)
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(tx.init, shape)
+    specs = sparsejax.state_specs(state, "data")
+
+    def step(gradient, state):
+        updates, state = tx.update(gradient[0], state)
+        return updates, state
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P("data"), specs), out_specs=(P(), specs)
+    )
+    place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (P("data"), specs))
+    gradient = jax.ShapeDtypeStruct((workers, n), jnp.float32)
+    lowered = jax.jit(mapped, in_shardings=place).lower(gradient, state)
+    start = time.perf_counter()
+    lowered.compile()
+    seconds = time.perf_counter() - start
+    return {
+        "recipe": name,
+        "n": n,
+        "density": density,
+        "workers": workers,
+        "bytes_per_step": round(sparsejax.wire_bytes(tx, shape, workers=workers).total),
+        "compile_seconds": seconds,
+    }

@@ -1,0 +1,117 @@
+"""`train`: whole training steps of an MLP, against dense and against no exchange."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax.bench._timing import interleaved_medians
+from sparsejax.examples._training import RECIPES
+
+SIZES = (784, 4096, 4096, 784)
+BATCH = 32  # per worker
+NO_EXCHANGE = "no exchange"
+
+
+def measure(
+    recipes: list[str], mesh: jax.sharding.Mesh, density: float, repeats: int
+) -> list[dict[str, Any]]:
+    """One row per recipe, and one for steps in which nothing is exchanged."""
+    names = [NO_EXCHANGE, *recipes]
+    runs = {name: _Training(name, mesh, density) for name in names}
+    medians = interleaved_medians(
+        {name: run.step for name, run in runs.items()}, repeats
+    )
+    return [
+        {
+            "recipe": name,
+            "n": run.n,
+            "density": run.density(),
+            "workers": mesh.size,
+            "ms_median": medians[name],
+            "bytes_per_step": run.bytes_per_step,
+            "times_no_exchange": medians[name] / medians[NO_EXCHANGE],
+        }
+        for name, run in runs.items()
+    ]
+
+
+class _Training:
+    """One recipe's compiled step with all that it works on."""
+
+    def __init__(self, name: str, mesh: jax.sharding.Mesh, density: float):
+        place = functools.partial(NamedSharding, mesh)
+        self.params = jax.jit(_init, out_shardings=place(P()))()
+        self.n = sum(p.size for p in jax.tree.leaves(self.params))
+        if name == NO_EXCHANGE:
+            # Each worker trains by itself. Its parameters are typed per worker, which
+            # keeps them from being averaged.
+            tx, self.bytes_per_step = optax.sgd(1e-3), 0
+            where = P("data")
+            self.params = jax.jit(
+                lambda p: jax.tree.map(
+                    lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), p
+                ),
+                out_shardings=place(where),
+            )(self.params)
+            self.state = tx.init(())
+        else:
+            recipe = RECIPES[name].build(density)
+            tx, where = optax.chain(recipe, optax.sgd(1e-3)), P()
+            self.bytes_per_step = round(
+                sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).total
+            )
+            self.state = sparsejax.init(tx, self.params, mesh)
+        alone = name == NO_EXCHANGE
+        specs = (where, sparsejax.state_specs(self.state, "data"))
+
+        def step(params, state, batch):
+            mine = jax.tree.map(lambda p: p[0], params) if alone else params
+            _, grads = sparsejax.value_and_grad(_loss)(mine, batch)
+            updates, state = tx.update(grads, state, mine)
+            new = optax.apply_updates(mine, updates)
+            return jax.tree.map(lambda p: p[None], new) if alone else new, state
+
+        self._step = jax.jit(
+            jax.shard_map(
+                step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs
+            ),
+            donate_argnums=(0, 1),
+            out_shardings=jax.tree.map(place, specs),
+        )
+        shape = (BATCH * mesh.size, SIZES[0])
+        self.batch = jax.jit(
+            lambda: jax.random.normal(jax.random.key(1), shape),
+            out_shardings=place(P("data")),
+        )()
+
+    def step(self):
+        self.params, self.state = self._step(self.params, self.state, self.batch)
+        return self.params
+
+    def density(self) -> float:
+        found = list(sparsejax.reports(self.state).values())
+        return float(jax.device_get(found[0].density)) if found else 0.0
+
+
+def _init() -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), len(SIZES) - 1)
+    return [
+        jax.random.normal(key, shape) / jnp.sqrt(float(shape[0]))
+        for key, *shape in zip(keys, SIZES, SIZES[1:], strict=False)
+    ]
+
+
+def _loss(params, x):
+    y = x
+    for i, weights in enumerate(params):
+        y = y @ weights
+        y = jax.nn.relu(y) if i < len(params) - 1 else y
+    return jnp.mean((y - x) ** 2)
