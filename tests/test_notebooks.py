@@ -1,0 +1,68 @@
+"""Every notebook runs from top to bottom, and its plots are kept in the file."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import nbclient
+import nbformat
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# What a reader waits for on two cores; here only so that a hang ends.
+TIMEOUT = 600
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def execute(notebook, directory):
+    """Runs all cells of `notebook` in place, with the interpreter of the tests."""
+    kernel = {"XLA_FLAGS": "", "MPLBACKEND": "", "PYTHONPATH": str(ROOT)}
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(directory)}},
+    )
+    client.execute(env=os.environ | kernel)
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@every_notebook
+def test_runs(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    execute(notebook, tmp_path)
+    nbformat.validate(notebook)
+
+
+@every_notebook
+def test_plots_are_kept_and_it_ends_with_asserts(path):
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    images = [
+        output
+        for cell in cells
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    assert images
+    assert all(cell.execution_count for cell in cells)
+    assert not any(o.output_type == "error" for cell in cells for o in cell.outputs)
+    assert "assert " in cells[-1].source
+    # Nothing of the machine that it ran on.
+    assert str(ROOT) not in path.read_text()
+
+
+if __name__ == "__main__":  # Executes the notebooks and stores their outputs.
+    for name in sys.argv[1:]:
+        stored = nbformat.read(name, as_version=4)
+        execute(stored, ROOT)
+        for cell in stored.cells:
+            cell.metadata.pop("execution", None)  # times of day
+        nbformat.write(stored, name)
