@@ -9,8 +9,11 @@ SOURCES := sparsejax tests
 
 .PHONY: demo test pytest lint format docs clean
 
-demo: $(READY)  ## Trains dense, exdyna and micro on digits; prints one table.
-	$(BIN)/python -m sparsejax.examples.digits --recipe dense,exdyna,micro --seeds 5
+# `make demo RECIPE=all` compares all of them.
+RECIPE ?= dense,exdyna,micro
+
+demo: $(READY)  ## Trains on digits with each recipe; prints one table.
+	$(BIN)/python -m sparsejax.examples.digits --recipe $(RECIPE) --seeds 5
 
 test: lint pytest  ## What CI runs.
 

@@ -36,6 +36,12 @@ class Window:
     span: int = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Agreed:
+    """In place of a `Window`: all workers have the same indices, so none is sent."""
+
+
 class Payload(NamedTuple):
     """What this worker would like to send. Per worker.
 
@@ -49,7 +55,8 @@ class Payload(NamedTuple):
       threshold: Float[], the threshold that was applied; 0 where there is none.
       dropped: Bool[], whether this worker's gradient was left out of the step;
         filled in by `sparsify`.
-      window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
+      window: where every worker's indices lie, `None` for anywhere in `[0, n)`, or
+        `Agreed()` where they are replicated.
       complete: Bool[], or True for always: whether nothing is missing that may not
         wait. False asks the exchange for the mean of whole vectors.
       gradient_square: Float[], mean square of this worker's gradient, before the memory
@@ -61,7 +68,7 @@ class Payload(NamedTuple):
     demand: Int[Array, ""]
     threshold: Float[Array, ""]
     dropped: Bool[Array, ""] | bool = False
-    window: Window | None = None
+    window: Window | Agreed | None = None
     complete: Bool[Array, ""] | bool = True
     gradient_square: Float[Array, ""] | None = None
 
@@ -122,8 +129,8 @@ class Sparsifier(NamedTuple):
         worker.
       adapt: `(state, report, step [], layout) -> state`. It sees replicated facts only,
         so the state stays equal on all workers.
-      support: how the workers' choices relate: "disjoint", "overlapping", or
-        "everything". Exchanges say which they accept.
+      support: how the workers' choices relate: "disjoint", "overlapping", "agreed"
+        (equal on all of them), or "everything". Exchanges say which they accept.
     """
 
     init: Callable[[Layout, int], State]
@@ -166,8 +173,10 @@ class Memory(NamedTuple):
 
     Attributes:
       init: `(n) -> residual`, a pytree of float32 arrays.
-      accumulate: `(gradient [n], residual) -> (vector [n], residual)`, elementwise;
-        the vector takes the place of the first leaf of the residual.
+      accumulate: `(gradient, residual) -> (vector, residual)`, elementwise on arrays of
+        any one shape with n coordinates: `sparsify` calls it on rows [1, n], and more
+        than once in a step. The vector takes the place of the first leaf of the
+        residual that came in; `settle` gets the one that comes out.
       settle: `(vector [n], delivery, residual) -> residual`.
     """
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def check_density(density: Any, name: str = "density") -> float:
@@ -84,6 +86,88 @@ def check_capacity(capacity: Any) -> int | None:
             f"capacity: got {capacity}, expected at least one payload slot per worker."
         )
     return int(capacity)
+
+
+def check_value_dtype(dtype: Any) -> np.dtype:
+    """The dtype of values on the wire: float32 or bfloat16.
+
+    Raises:
+      ValueError: if it is another one.
+    """
+    allowed = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if dtype is None or found not in allowed:
+        raise ValueError(
+            f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to "
+            f"halve the bytes of values (what rounding takes away is sent later)."
+        )
+    return found
+
+
+def check_threshold(threshold: Any, name: str = "threshold") -> float:
+    """`threshold` as a float, at least 0.
+
+    Raises:
+      TypeError: if it is not a Python or numpy number.
+      ValueError: if it is negative or not finite.
+    """
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
+        raise TypeError(
+            f"{name}: got {threshold!r}, expected a number of 0 or more, in units of "
+            f"the accumulated gradient."
+        )
+    found = float(threshold)
+    if not (math.isfinite(found) and found >= 0):
+        raise ValueError(
+            f"{name}: got {threshold}, expected a finite number of 0 or more, in "
+            f"units of the accumulated gradient."
+        )
+    return found
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """`value`, which is one of `choices`.
+
+    Raises:
+      ValueError: if it is not.
+    """
+    if value not in choices:
+        raise ValueError(f"{name}: got {value!r}, expected one of {choices}.")
+    return value
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int | None:
+    """`value` as an int of at least `least`, or None.
+
+    Raises:
+      TypeError: if it is neither an integer nor None.
+      ValueError: if it is too small.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: got {value!r}, expected an int.")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, expected at least {least}.")
+    return int(value)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1).
+
+    Raises:
+      TypeError: if it is not a Python or numpy number.
+      ValueError: if it lies outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: got {value!r}, expected a number in [0, 1).")
+    found = float(value)
+    if not 0 <= found < 1:
+        raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
+    return found
 
 
 def check_period(period: Any) -> int | None:

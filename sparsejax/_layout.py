@@ -201,7 +201,7 @@ class Layout:
         for end, dtype in reversed(self.runs):
             # Later runs were handled first, so each step overwrites what lies before
             # its end.
-            rounded = jnp.where(indices < end, _round(values, dtype), rounded)
+            rounded = jnp.where(indices < end, round_to(values, dtype), rounded)
         return rounded
 
     def round_all(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
@@ -211,7 +211,7 @@ class Layout:
         starts = (0, *(end for end, _ in self.runs))
         return jnp.concatenate(
             [
-                _round(jax.lax.slice(vector, (start,), (end,)), dtype)
+                round_to(jax.lax.slice(vector, (start,), (end,)), dtype)
                 for start, (end, dtype) in zip(starts, self.runs, strict=False)
             ]
         )
@@ -221,7 +221,8 @@ def _holds_float32(dtype: np.dtype) -> bool:
     return jnp.finfo(dtype).bits >= 32
 
 
-def _round(values: Array, dtype: np.dtype) -> Array:
+def round_to(values: Array, dtype: np.dtype) -> Array:
+    """Float32 `values` as `dtype` holds them, saturated, in float32 again."""
     if _holds_float32(dtype):
         return values
     # Saturate: what does not fit stays in the residual, where an infinity would poison

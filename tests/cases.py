@@ -6,11 +6,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 
+import jax.numpy as jnp
 import optax
 import pytest
 
 import sparsejax
-from sparsejax import thresholds
+from sparsejax import exchanges, thresholds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Case:
       memory: whether what is not sent is kept: mass is conserved.
       at_density_one: `() -> transformation` that should equal the dense mean; None
         where its messages are too small for that.
+      rounding: of values on the wire, relative.
       loses: whether some of the gradient is neither sent nor kept.
     """
 
@@ -30,6 +32,7 @@ class Case:
     make: Callable[..., optax.GradientTransformationExtraArgs]
     memory: bool
     at_density_one: Callable[[], optax.GradientTransformationExtraArgs] | None = None
+    rounding: float = 0.0
     loses: bool = False
 
 
@@ -56,7 +59,8 @@ def _row(
     if dense is None:
         dense = {} if density is None else {"density": 1.0}
     one = (lambda: make(**dense)) if exact else None
-    return Case(name, make, memory, one, loses)
+    rounding = 2**-8 if name.endswith("_bf16") else 0.0
+    return Case(name, make, memory, one, rounding, loses)
 
 
 CASES = (
@@ -103,6 +107,45 @@ CASES = (
         capacity=1.0,
         owners="hierarchical_hash",
     ),
+    _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
+    _row("topk", sparsejax.topk, density=0.05),
+    _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),
+    _row(
+        "topk_union_bf16",
+        sparsejax.topk,
+        density=0.05,
+        exchange=exchanges.union(jnp.bfloat16),
+    ),
+    _row("cltk", sparsejax.cltk, density=0.05),
+    _row("cltk_bf16", sparsejax.cltk, density=0.05, value_dtype=jnp.bfloat16),
+    _row("sidco", sparsejax.sidco, density=0.05),
+    _row(
+        "sidco_leaf_bf16",
+        sparsejax.sidco,
+        density=0.05,
+        fit="gamma",
+        granularity="leaf",
+        value_dtype=jnp.bfloat16,
+    ),
+    _row("random_k", sparsejax.random_k, density=0.05),
+    _row(
+        "random_k_unbiased",
+        sparsejax.random_k,
+        density=0.05,
+        memory=False,
+        loses=True,
+        unbiased=True,
+    ),
+    _row(
+        "hard_threshold",
+        sparsejax.hard_threshold,
+        density=0.05,
+        threshold=5.0,
+        dense={"density": 1.0, "threshold": 0.0},
+    ),
+    _row("deft", sparsejax.deft, density=0.05),
+    _row("dgc", sparsejax.dgc, density=0.05, loses=True),
+    _row("dgc_warmup", sparsejax.dgc, density=0.05, momentum=0.0, warmup_steps=2),
 )
 
 

@@ -127,8 +127,12 @@ def test_replicas_stay_bitwise_equal(case):
 @parametrize(case for case in CASES if case.at_density_one)
 def test_density_one_is_the_dense_mean(case):
     for drawn, updates, state in run(case.at_density_one(), 3):
-        mean = flat(drawn, (WORKERS,)).mean(axis=0)
-        np.testing.assert_allclose(flat(updates), mean, rtol=1e-6, atol=1e-6)
+        given = flat(drawn, (WORKERS,))
+        # Rounded twice, and what the step before left is rounded again.
+        atol = 1e-6 + 4 * case.rounding * np.abs(given).mean(axis=0).max()
+        np.testing.assert_allclose(
+            flat(updates), given.mean(axis=0), rtol=1e-6, atol=atol
+        )
         assert sparsejax.report(state).density == 1.0
 
 

@@ -14,7 +14,7 @@ STEPS = 200
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@parametrize(case for case in CASES if case.memory)
+@parametrize(case for case in CASES if case.memory and not case.loses)
 def test_mass_is_conserved(case, dtype):
     params = jax.tree.map(lambda p: p.astype(dtype), PARAMS)
 

@@ -105,7 +105,7 @@ def _parser(
         type=functools.partial(_recipes, recipes),
         default=default,
         metavar="A,B,C",
-        help=f"of {', '.join(recipes)}; default: %(default)s",
+        help=f"of {', '.join(recipes)}; or all; default: %(default)s",
     )
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add(
@@ -121,6 +121,8 @@ def _parser(
 
 
 def _recipes(recipes: dict[str, Recipe], text: str) -> list[str]:
+    if text == "all":
+        return list(recipes)
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in recipes]
     if unknown:

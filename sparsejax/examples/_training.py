@@ -59,6 +59,20 @@ RECIPES: dict[str, Recipe] = {
         lambda density: sparsejax.sign_majority(None), everything=True
     ),
     "ef_sign": Recipe(lambda density: sparsejax.ef_sign(), everything=True),
+    "deft": Recipe(sparsejax.deft),
+    "cltk": Recipe(sparsejax.cltk),
+    "random_k": Recipe(sparsejax.random_k),
+    "topk": Recipe(sparsejax.topk),
+    "sidco": Recipe(sparsejax.sidco),
+    "hard_threshold": Recipe(
+        lambda density: sparsejax.hard_threshold(0.03, density=density)
+    ),
+    # Velocities sum up to ten times the gradient: so the others' learning rate fits.
+    "dgc": Recipe(
+        lambda density: optax.chain(
+            sparsejax.dgc(density, momentum=0.9), optax.scale(0.1)
+        )
+    ),
 }
 
 
@@ -110,7 +124,8 @@ class Metrics(NamedTuple):
 
     Attributes:
       loss: Float[], mean over the global batch.
-      density: Float[], fraction of the coordinates that were exchanged.
+      density: Float[], fraction of the coordinates that were exchanged; that each
+        worker sent, where `density` is asked of each.
       overflow: Bool[], whether something did not fit into its message.
     """
 
@@ -211,6 +226,13 @@ def _exchanged(opt_state, params):
     """The density over all of `params`, and whether anything overflowed."""
     reports = sparsejax.reports(opt_state).values()
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    sent = sum(report.sent.astype(jnp.float32) for report in reports)
+    sent = sum(_sent(report) for report in reports)
     flags = [getattr(report.details, "overflow", False) for report in reports]
     return sent / size, jnp.any(jnp.stack([jnp.asarray(flag) for flag in flags]))
+
+
+def _sent(report: sparsejax.Report) -> Float[Array, ""]:
+    """How many coordinates were sent; by each worker, if `density` is asked of each."""
+    if hasattr(report.details, "chosen"):
+        return jnp.mean(report.details.chosen.astype(jnp.float32))
+    return report.sent.astype(jnp.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from sparsejax._base import Delivery, Exchange, Report
+from sparsejax.exchanges._values import average
 
 
 def zero_report(n, worker_count, details=()):
@@ -33,16 +34,20 @@ def whole_report(n, dropped, details=()):
     )
 
 
-def deliver_all(vector, dropped, workers, layout, details=()):
+def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.float32):
     """The mean of all vectors [n], and the report that goes with it."""
     n, count = vector.shape[0], workers.count()
-    mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
-    # One psum call for both, so that the flags need no message of their own.
-    total, flags = workers.sum((vector, (mine & dropped).astype(jnp.float32)))
-    mean = total / count
+    if value_dtype == jnp.float32:
+        mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
+        # One psum call for both, so that the flags need no message of their own.
+        total, flags = workers.sum((vector, (mine & dropped).astype(jnp.float32)))
+        mean, dropped, error = total / count, flags > 0, jnp.zeros((), jnp.float32)
+    else:
+        mean, error = average(vector, workers, value_dtype)
+        dropped = workers.gather(jnp.asarray(dropped))
     rounded = layout.round_all(mean)
-    report = whole_report(n, flags > 0, details)
-    return Delivery(rounded, None, workers.localize(mean - rounded), report)
+    left = workers.localize(mean - rounded) + error
+    return Delivery(rounded, None, left, whole_report(n, dropped, details))
 
 
 def dense() -> Exchange:
@@ -70,5 +75,5 @@ def dense() -> Exchange:
     def report(layout, worker_count):
         return zero_report(layout.n, worker_count)
 
-    accepts = frozenset({"disjoint", "overlapping", "everything"})
+    accepts = frozenset({"disjoint", "overlapping", "agreed", "everything"})
     return Exchange(init, apply, report, accepts, "dense")

@@ -99,7 +99,7 @@ def _even(total: int, worker_count: int, slack: int) -> int:
 def _form(owners: _owners.OwnerMap, area: int, pull: int, width: int) -> str:
     """The form of the owners' messages with the fewest bytes."""
     value = 4 * width
-    bytes_of = {"indices": pull * (_codec.index_dtype(area).itemsize + value)}
+    bytes_of = {"indices": _codec.plain(pull, area).size + pull * value}
     if owners.dense:
         bytes_of["bitmap"] = 4 * -(-area // _bits.WORD) + pull * value
         bytes_of["dense"] = area * value
@@ -241,7 +241,7 @@ def _push(payload, lists, mapping, units, sizes, workers):
     values = payload.values.at[lists.slots].get(mode="fill", fill_value=0)
     area = sizes.area
     places = jnp.where(indices < units, mapping.place(indices, count), area)
-    message = (_codec.encode_indices(places, 0, area, area), values)
+    message = (_codec.plain(places.size, area).encode(places), values)
     received = workers.all_to_all(jax.vmap(_codec.pack)(message))
     codes, values = _codec.unpack(received, jax.tree.map(lambda x: x[0], message))
     return codes.astype(jnp.int32), values
@@ -275,7 +275,7 @@ def _encode(means, contributors, flags, sizes):
     places = jnp.minimum(_bits.positions(words, ranks, lambda r: r), sizes.area)
     values = means.at[places].get(mode="fill", fill_value=0)
     if sizes.form == "indices":
-        words = _codec.encode_indices(places, 0, sizes.area, sizes.area)
+        words = _codec.plain(places.size, sizes.area).encode(places)
     if contributors is not None:
         contributors = contributors.at[places].get(mode="fill", fill_value=0)
     return (words, values, *_counts(contributors))

@@ -254,8 +254,7 @@ def _padded(given: _List, units: int, slots: int) -> _List:
 def _encode(given: _List, units: int) -> _List:
     """A list as it travels."""
     many = given.many.astype(jnp.uint16) if not isinstance(given.many, tuple) else ()
-    start = jnp.zeros((), jnp.int32)
-    codes = _codec.encode_indices(given.indices, start, units, units)
+    codes = _codec.plain(given.indices.size, units).encode(given.indices)
     return given._replace(indices=codes, many=many)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from sparsejax import _codec, _partition
-from sparsejax._base import Delivery, Exchange, Report, Window
-from sparsejax._in_place import late_zeros
+from sparsejax._base import Agreed, Delivery, Exchange, Report, Window
+from sparsejax._checks import check_value_dtype
 from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._values import deliver_at, distinct
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -26,15 +27,24 @@ class UnionDetails(NamedTuple):
     histogram: Int[Array, " B"]
 
 
-def union() -> Exchange:
+def union(value_dtype: Any = jnp.float32) -> Exchange:
     """All workers learn all indices, then sum their values there.
 
-    Two collectives a step: an all-gather of the indices, with the small facts of the
-    report in the same message, and an all-reduce of `w k` float32 values. Indices
-    cost 2 bytes each where every part is shorter than 65535 coordinates, else 4.
+    Two messages a step: an all-gather of the indices, encoded in as few bytes as they
+    need, with the small facts of the report, and the mean of `w k` values. Values in
+    bfloat16 take half the bytes; they are summed in float32, and what rounding takes
+    away stays in the residuals.
 
     Every worker delivers its value at every gathered coordinate, chosen by itself or
-    not. With disjoint choices the union has exactly the coordinates that were chosen.
+    not. With disjoint choices the union has exactly the coordinates that were chosen;
+    with overlapping ones it grows with the number of workers. Choices that all workers
+    agree on (`Agreed`) are not sent.
+
+    Args:
+      value_dtype: of values on the wire, float32 or bfloat16.
+
+    Raises:
+      ValueError: for another `value_dtype`.
 
     Example:
       >>> import sparsejax
@@ -44,6 +54,7 @@ def union() -> Exchange:
       ...     memory=sparsejax.memories.error_feedback(),
       ... )
     """
+    value_dtype = check_value_dtype(value_dtype)
 
     def init(layout, worker_count):
         del layout, worker_count
@@ -54,23 +65,18 @@ def union() -> Exchange:
         n, count = vector.shape[0], workers.count()
         if payload.indices is None:
             details = UnionDetails(_block_sizes(n, count))
-            return deliver_all(vector, payload.dropped, workers, layout, details), state
-        window = payload.window or Window(jnp.zeros((count,), jnp.int32), n)
-        codes = _codec.encode_indices(
-            payload.indices, window.start[workers.index()], window.span, n
-        )
-        message = (codes, payload.demand, payload.threshold, payload.dropped)
-        gathered = workers.gather(_codec.pack(message))
-        codes, demand, threshold, dropped = _codec.unpack(gathered, message)
-        indices = _codec.decode_indices(codes, window.start, window.span, n).ravel()
-
-        own = vector.at[indices].get(mode="fill", fill_value=0)
-        mean = workers.mean(own)
-        rounded = layout.round(indices, mean)
+            return deliver_all(
+                vector, payload.dropped, workers, layout, details, value_dtype
+            ), state
+        indices, demand, threshold, dropped = gather_indices(payload, n, workers)
+        if isinstance(payload.window, Agreed):
+            indices = payload.indices
+        elif payload.window is None:
+            indices = distinct(indices, n).ravel()
+        else:
+            indices = indices.ravel()
+        update, left = deliver_at(vector, indices, workers, layout, value_dtype)
         sent = jnp.sum(indices < n, dtype=jnp.int32)
-        # `set` and not `add`: each coordinate was summed before, so that the order of
-        # a scatter cannot make replicas drift apart.
-        update = late_zeros(n, sent).at[indices].set(rounded, mode="drop")
         report = Report(
             demand=demand,
             sent=sent,
@@ -79,9 +85,6 @@ def union() -> Exchange:
             dropped=dropped,
             details=UnionDetails(_histogram(indices, n, count)),
         )
-        # Zeros where nothing is rounded, and formed all the same: so the residual is
-        # not overwritten in place before this worker's values were read.
-        left = workers.localize(mean - rounded)
         return Delivery(update, indices, left, report), state
 
     def report(layout, worker_count):
@@ -89,7 +92,37 @@ def union() -> Exchange:
         details = UnionDetails(jnp.zeros((size,), jnp.int32))
         return zero_report(layout.n, worker_count, details)
 
-    return Exchange(init, apply, report, frozenset({"disjoint", "everything"}), "union")
+    accepts = frozenset({"disjoint", "overlapping", "agreed", "everything"})
+    return Exchange(init, apply, report, accepts, "union")
+
+
+def gather_indices(payload, n, workers, *more):
+    """Every worker's indices [w, k] and facts, in one message. Replicated.
+
+    Args:
+      payload: with indices. Those that are `Agreed` stay at home, and come back as
+        `None`.
+      n: number of coordinates.
+      workers: the axis.
+      *more: arrays that travel along.
+
+    Returns:
+      `(indices [w, k], demand [w], threshold [w], dropped [w], *more [w, ...])`.
+    """
+    facts = (payload.demand, payload.threshold, payload.dropped, *more)
+    if isinstance(payload.window, Agreed):
+        gathered = workers.gather(_codec.pack(facts))
+        return None, *_codec.unpack(gathered, facts)
+    window = payload.window
+    if window is None:
+        window = Window(jnp.zeros((workers.count(),), jnp.int32), n)
+    start, span = window.start, window.span
+    codes = _codec.encode_indices(payload.indices, start[workers.index()], span, n)
+    message = (codes, *facts)
+    gathered = workers.gather(_codec.pack(message))
+    codes, *facts = _codec.unpack(gathered, message)
+    slots = payload.indices.shape[0]
+    return _codec.decode_indices(codes, start, span, n, slots), *facts
 
 
 def _histogram(indices: Int[Array, " m"], n: int, worker_count: int):

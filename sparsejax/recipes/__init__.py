@@ -1,11 +1,33 @@
 """Published methods: wiring of parts, one file each."""
 
+from sparsejax.recipes._cltk import cltk
+from sparsejax.recipes._deft import deft
 from sparsejax.recipes._dense import dense
+from sparsejax.recipes._dgc import dgc
 from sparsejax.recipes._ef_sign import ef_sign
 from sparsejax.recipes._exdyna import exdyna
+from sparsejax.recipes._hard_threshold import hard_threshold
 from sparsejax.recipes._marsit import marsit
 from sparsejax.recipes._micro import micro
+from sparsejax.recipes._random_k import random_k
+from sparsejax.recipes._sidco import sidco
 from sparsejax.recipes._sign_majority import sign_majority
+from sparsejax.recipes._topk import topk
 from sparsejax.recipes._zen import zen
 
-__all__ = ["dense", "ef_sign", "exdyna", "marsit", "micro", "sign_majority", "zen"]
+__all__ = [
+    "cltk",
+    "deft",
+    "dense",
+    "dgc",
+    "ef_sign",
+    "exdyna",
+    "hard_threshold",
+    "marsit",
+    "micro",
+    "random_k",
+    "sidco",
+    "sign_majority",
+    "topk",
+    "zen",
+]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
@@ -17,6 +20,7 @@ def exdyna(
     max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
+    value_dtype: Any = jnp.float32,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -36,6 +40,7 @@ def exdyna(
       threshold: how thresholds are found: by default `thresholds.quota()`, with
         boundaries that follow the blocks' counts; `thresholds.staircase()` is the
         published rule, and brings the published way to move blocks.
+      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default what the threshold rule asks for,
         ceil(K*/w).
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
@@ -47,8 +52,8 @@ def exdyna(
 
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite`
-        unknown, or `max_density` missing or of no use.
+      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
+        `value_dtype` unknown, or `max_density` missing or of no use.
 
     Departs from the paper: by default each worker finds its own threshold in the same
     step, to fill an equal share of K*, and boundaries move by as many blocks as the
@@ -73,7 +78,7 @@ def exdyna(
             capacity=check_capacity(capacity),
             max_density=most,
         ),
-        exchange=exchanges.union(),
+        exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

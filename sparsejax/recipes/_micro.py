@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.numpy as jnp
 import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
@@ -17,6 +20,7 @@ def micro(
     max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
+    value_dtype: Any = jnp.float32,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -35,6 +39,7 @@ def micro(
       axis_name: the mesh axis of the workers, or a tuple of axes.
       threshold: how thresholds are found: by default `thresholds.quota()`;
         `thresholds.staircase()` is the published rule.
+      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default what the threshold rule asks for,
         ceil(K*/w).
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
@@ -45,8 +50,8 @@ def micro(
 
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite`
-        unknown, or `max_density` missing or of no use.
+      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
+        `value_dtype` unknown, or `max_density` missing or of no use.
 
     Departs from the paper: by default each worker finds its own threshold in the same
     step, to fill an equal share of K*, where the published staircase moves one global
@@ -69,7 +74,7 @@ def micro(
             capacity=check_capacity(capacity),
             max_density=most,
         ),
-        exchange=exchanges.union(),
+        exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

@@ -1,0 +1,61 @@
+"""Momentum correction: velocities are accumulated, not gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax._base import Memory
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+
+class Corrected(NamedTuple):
+    """What a worker keeps. Per worker.
+
+    Attributes:
+      unsent: Float32[n], velocities that were not delivered yet.
+      velocity: Float32[n].
+    """
+
+    unsent: Float[Array, " n"]
+    velocity: Float[Array, " n"]
+
+
+def momentum_correction(momentum: float) -> Memory:
+    """Momentum before sparsification, so that delayed coordinates get all of it.
+
+        velocity = momentum velocity + gradient
+        vector = unsent + velocity
+
+    After the exchange both are cleared at delivered coordinates ("factor masking": the
+    momentum of a coordinate that was just sent is stale), except for what the exchange
+    says is left of the vector. Follow it with plain SGD: a second momentum there would
+    be applied on top.
+
+    Args:
+      momentum: in [0, 1). With 0 it is `error_feedback`.
+
+    References:
+      Lin et al., "Deep Gradient Compression", ICLR 2018.
+    """
+
+    def init(n):
+        return Corrected(jnp.zeros((n,), jnp.float32), jnp.zeros((n,), jnp.float32))
+
+    def accumulate(gradient, residual):
+        velocity = momentum * residual.velocity + gradient
+        return residual.unsent + velocity, Corrected(residual.unsent, velocity)
+
+    def settle(vector, delivery, residual):
+        delivered, left = delivery.delivered, delivery.left
+        if delivered is None:
+            return Corrected(left, jnp.zeros_like(residual.velocity))
+        return Corrected(
+            vector.at[delivered].set(left, mode="drop"),
+            residual.velocity.at[delivered].set(0, mode="drop"),
+        )
+
+    return Memory(init, accumulate, settle)

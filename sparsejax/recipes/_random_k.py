@@ -1,0 +1,77 @@
+"""Random-k: the same random coordinates on all workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from sparsejax import exchanges, memories, sparsifiers
+from sparsejax._checks import check_density
+from sparsejax._transform import sparsify
+from sparsejax._workers import AxisName
+from sparsejax.sparsifiers._exclusive import target_count
+
+
+def random_k(
+    density: float = 0.01,
+    *,
+    seed: int = 0,
+    unbiased: bool = False,
+    axis_name: AxisName = "data",
+    value_dtype: Any = jnp.float32,
+    nonfinite: str = "drop",
+) -> optax.GradientTransformationExtraArgs:
+    """All workers deliver their values at the same k coordinates, drawn at random.
+
+    With `acc_r = residual_r + gradient_r` and `S` a set of `k = max(1, floor(density
+    n))` coordinates, uniform and drawn anew in each step from `(seed, step)`,
+
+        update = (1/w) sum_r acc_r[S],    residual_r = acc_r outside of S.
+
+    No index is sent, and nothing is searched. Each coordinate waits about 1/density
+    steps, whatever its size: learning rates that suit `dense` may be too high.
+
+    Args:
+      density: fraction of the coordinates to deliver per step, in (0, 1].
+      seed: of the draws.
+      unbiased: keep no residual and multiply by n/k instead, so that the expected
+        update is the mean gradient; its variance is n/k times higher.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
+      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+
+    Returns:
+      An optax transformation from local gradients (per worker) to averaged updates
+      (replicated). Its state holds one float32 residual [n] per worker, or none if
+      `unbiased`.
+
+    Raises:
+      TypeError: if `density` is not a number, or is traced.
+      ValueError: if `density` is outside (0, 1], or `nonfinite` or `value_dtype`
+        unknown.
+
+    Example:
+      >>> import optax, sparsejax
+      >>> tx = optax.chain(sparsejax.random_k(density=0.1), optax.sgd(0.01))
+
+    References:
+      Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
+    """
+    density = check_density(density)
+
+    def amplification(n):
+        return n / target_count(density, n) if n else 1.0
+
+    return sparsify(
+        sparsifiers.random_k(density, seed=seed),
+        exchange=exchanges.union(value_dtype),
+        memory=(
+            memories.none(scale=amplification)
+            if unbiased
+            else memories.error_feedback()
+        ),
+        axis_name=axis_name,
+        nonfinite=nonfinite,
+    )

@@ -1,0 +1,91 @@
+"""Coordinates drawn at random, the same ones on all workers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax._base import Agreed, Payload, Sparsifier
+from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._exclusive import target_count
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int, UInt32
+
+# Four rounds of a Feistel network with random round functions cannot be told from a
+# random permutation (Luby and Rackoff); the functions here are hashes, so some more.
+_ROUNDS = 6
+
+
+def random_k(density: float, *, seed: int = 0) -> Sparsifier:
+    """Selects `k = max(1, floor(density n))` coordinates without replacement.
+
+    All workers draw the same ones from `(seed, step)`, so that no index is sent.
+
+    Args:
+      density: fraction of the coordinates to select, in (0, 1].
+      seed: of the draws.
+    """
+
+    def init(layout, worker_count):
+        del layout, worker_count
+        return ()
+
+    def select(vector, state, step, workers, layout):
+        del workers
+        n = layout.n
+        goal = target_count(density, n)
+        if goal >= n:
+            return whole_vector(n), state
+        keys = jax.random.bits(
+            jax.random.fold_in(jax.random.key(seed), step), (_ROUNDS,), jnp.uint32
+        )
+        indices = sample(keys, n, goal)
+        values = vector.at[indices].get(mode="fill", fill_value=0)
+        demand, threshold = jnp.int32(goal), jnp.float32(0)
+        return Payload(indices, values, demand, threshold, window=Agreed()), state
+
+    def adapt(state, report, step, layout):
+        del report, step, layout
+        return state
+
+    return Sparsifier(init, select, adapt, "agreed")
+
+
+def sample(keys: UInt32[Array, " rounds"], n: int, k: int) -> Int[Array, " k"]:
+    """`k` of the numbers below `n`, distinct, ascending: Int32[k].
+
+    They are the images of `0 .. k-1` under a keyed permutation, so that nothing of size
+    n is shuffled: a Feistel network on the digits of a number in a grid of `a` times
+    `b`, which is hardly larger than `n`; what lands outside is permuted again.
+
+    References:
+      Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+    """
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+
+    def permute(x):
+        left, right = x // b, x % b
+        for i in range(0, _ROUNDS, 2):
+            left = (left + _hash(right, keys[i]) % a) % a
+            right = (right + _hash(left, keys[i + 1]) % b) % b
+        return left * b + right
+
+    def again(x):
+        return jnp.where(x < n, x, permute(x))
+
+    drawn = permute(jnp.arange(k, dtype=jnp.uint32))
+    drawn = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, drawn)
+    return jnp.sort(drawn.astype(jnp.int32))
+
+
+def _hash(x, key):
+    """A mixer of 32 bits: the finaliser of MurmurHash3, with a key."""
+    x = x ^ key
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> shift)) * jnp.uint32(factor)
+    return x ^ (x >> 16)

@@ -1,0 +1,217 @@
+"""What the papers of random-k, hard threshold, DGC and DEFT promise."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from sparsejax.sparsifiers import _layerwise, _random_k
+
+
+def run(tx, stream, params=None, workers=2):
+    """Updates [T, n] and states of a run under `simulate`."""
+    simulated = sparsejax.simulate(tx, workers=workers)
+    state = simulated.init(jnp.zeros(stream[0].shape[1]) if params is None else params)
+    update = jax.jit(simulated.update)
+    updates, states = [], []
+    for drawn in stream:
+        mean, state = update(drawn, state)
+        updates.append(mean)
+        states.append(jax.device_get(state))
+    return updates, states
+
+
+# -- random-k --------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def draw(seed, n, k):
+    keys = jax.random.bits(jax.random.key(seed), (_random_k._ROUNDS,), jnp.uint32)
+    return _random_k.sample(keys, n, k)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (17, 16), (1000, 10), (2**31 - 1, 50)])
+def test_samples_are_distinct_and_ascending(n, k):
+    for seed in range(5):
+        drawn = np.asarray(draw(seed, n, k))
+        assert np.all(np.diff(drawn) > 0)
+        assert drawn[0] >= 0
+        assert drawn[-1] < n
+
+
+def test_samples_are_uniform():
+    """Single coordinates and neighbours, over many draws: within five deviations."""
+    n, k, draws = 60, 12, 4000
+    drawn = np.asarray(jax.vmap(lambda seed: draw(seed, n, k))(jnp.arange(draws)))
+    chosen = np.zeros((draws, n))
+    np.put_along_axis(chosen, drawn, 1, axis=1)
+    p = k / n
+    assert np.all(np.abs(chosen.mean(0) - p) < 5 * np.sqrt(p * (1 - p) / draws))
+    pairs = chosen.T @ chosen / draws
+    p = p * (k - 1) / (n - 1)
+    apart = ~np.eye(n, dtype=bool)
+    assert np.all(np.abs(pairs[apart] - p) < 5 * np.sqrt(p * (1 - p) / draws))
+
+
+def test_random_k_needs_no_indices_and_changes_every_step():
+    tx = sparsejax.random_k(0.1, seed=3)
+    gradient = np.ones((2, 100), np.float32)
+    updates, _ = run(tx, [gradient] * 3)
+    chosen = [set(np.flatnonzero(u)) for u in updates]
+    assert [len(c) for c in chosen] == [10, 10, 10]
+    assert chosen[0] != chosen[1] != chosen[2]
+    moved = sparsejax.wire_bytes(tx, jnp.zeros(100), workers=2)
+    # An all-reduce of ten floats, and ten bytes of facts of the other worker.
+    assert moved.by_kind == {"all-reduce": 40, "all-gather": 10}
+
+
+def test_unbiased_random_k():
+    gradient = np.stack([np.arange(50.0), np.ones(50)]).astype(np.float32)
+    updates, states = run(sparsejax.random_k(0.2, unbiased=True), [gradient])
+    sent = np.flatnonzero(updates[0])
+    np.testing.assert_allclose(
+        np.asarray(updates[0])[sent], 5 * gradient.mean(axis=0)[sent], rtol=1e-6
+    )
+    assert jax.tree.leaves(states[0].memory) == []
+
+
+# -- hard threshold --------------------------------------------------------------------
+
+
+def test_hard_threshold():
+    drawn = np.array([[0.5, -2, 3, 0.9], [1, 0, -1.5, 0.2]], np.float32)
+    updates, states = run(sparsejax.hard_threshold(1.0, density=1.0), [drawn])
+    sent = np.where(np.abs(drawn) >= 1, drawn, 0)
+    np.testing.assert_allclose(updates[0], sent.mean(axis=0))
+    np.testing.assert_allclose(states[0].memory.per_worker, drawn - sent)
+    np.testing.assert_array_equal(states[0].report.demand, [2, 2])
+    with pytest.raises(ValueError, match="threshold: got -1"):
+        sparsejax.hard_threshold(-1)
+    with pytest.raises(TypeError, match="threshold: got None"):
+        sparsejax.hard_threshold(None)
+
+
+# -- DGC -------------------------------------------------------------------------------
+
+
+def test_dgc_accumulates_velocities_and_masks_both():
+    """Against the paper's recursion in numpy, on a vector that is sampled whole."""
+    rng = np.random.default_rng(0)
+    n, momentum, k = 200, 0.7, 10
+    stream = rng.laplace(size=(6, 2, n)).astype(np.float32)
+    updates, states = run(sparsejax.dgc(k / n, momentum), stream)
+    velocity, unsent = np.zeros((2, 2, n))
+    for t, drawn in enumerate(stream):
+        velocity = momentum * velocity + drawn
+        unsent = unsent + velocity
+        expected = np.zeros(n)
+        for r in range(2):
+            largest = np.argsort(-np.abs(unsent[r]))[:k]
+            expected[largest] += unsent[r, largest] / 2
+            unsent[r, largest] = velocity[r, largest] = 0
+        np.testing.assert_allclose(updates[t], expected, rtol=1e-4, atol=1e-5)
+        kept = states[t].memory.per_worker
+        np.testing.assert_allclose(kept.unsent, unsent, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(kept.velocity, velocity, rtol=1e-4, atol=1e-5)
+
+
+def test_dgc_sample_meets_the_density():
+    rng = np.random.default_rng(0)
+    n = 60_000
+    tx = sparsejax.dgc(0.01, momentum=0.0)
+    _, states = run(tx, [rng.laplace(size=(2, n)).astype(np.float32) for _ in range(4)])
+    for state in states:
+        assert np.all(np.abs(state.report.demand / 600 - 1) < 0.4)
+        assert np.all(state.report.details.chosen > 0.8 * 600)
+        assert np.all(state.report.details.chosen <= 600)
+
+
+def test_dgc_warms_up():
+    n = 640
+    tx = sparsejax.dgc(0.02, momentum=0.0, warmup_steps=2)
+    rng = np.random.default_rng(0)
+    _, states = run(tx, rng.laplace(size=(6, 2, n)).astype(np.float32))
+    chosen = [int(state.report.details.chosen[0]) for state in states]
+    assert chosen == [160, 160, 40, 40, 12, 12]
+    by_branch = sparsejax.wire_bytes(tx, jnp.zeros(n), workers=2).by_branch
+    sizes = sorted(size for branch, size in by_branch.items() if branch)
+    assert len(sizes) == 3
+    assert sizes[0] < sizes[1] / 2 < sizes[2] / 4
+
+
+def test_dgc_clips_locally():
+    drawn = np.array([[3.0, 4, 0, 0], [0, 0, 0.3, 0.4]], np.float32)
+    tx = sparsejax.dgc(1.0, momentum=0.0, clip_norm=2.0)
+    updates, state = run(tx, [drawn])
+    bound = 2 / np.sqrt(2)
+    expected = np.stack([drawn[0] * bound / 5, drawn[1]]).mean(axis=0)
+    np.testing.assert_allclose(updates[0], expected, rtol=1e-6)
+    assert isinstance(state[0][0], optax.EmptyState)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
+def test_dgc_momentum_range(momentum):
+    with pytest.raises(ValueError, match="momentum: got"):
+        sparsejax.dgc(momentum=momentum)
+
+
+# -- DEFT ------------------------------------------------------------------------------
+
+
+def test_deft_shares_follow_norms():
+    """Layers of different norm, one too small for its share: K* all the same."""
+    params = {
+        "a": jnp.zeros(1000),
+        "b": jnp.zeros((20, 50)),
+        "c": jnp.zeros(10),
+        "d": jnp.zeros(3000),
+    }
+    scale = {"a": 1.0, "b": 3.0, "c": 1000.0, "d": 0.0}
+    rng = np.random.default_rng(0)
+    drawn = {
+        name: (scale[name] * rng.laplace(size=(4, *leaf.shape))).astype(np.float32)
+        for name, leaf in params.items()
+    }
+    updates, states = run(sparsejax.deft(0.02), [drawn], params, workers=4)
+    report, sent = states[0].report, jax.tree.map(np.count_nonzero, updates[0])
+    assert int(report.sent) == 100 == sum(sent.values())
+    assert sent["c"] == 10
+    assert sent["b"] / sent["a"] == pytest.approx(3, rel=0.15)
+    assert sent["d"] == 0
+    # In each layer it is large values that are sent: every owner has its own.
+    for name in ("a", "b"):
+        mine = np.abs(drawn[name]).reshape(4, -1)
+        chosen = np.flatnonzero(updates[0][name])
+        assert mine[:, chosen].max(axis=0).min() > np.quantile(mine, 0.9)
+
+
+def test_deft_allocation():
+    sizes = np.array([10, 1000, 1000, 5000], np.int32)
+    shares = _layerwise.allocate(jnp.array([9.0, 1.0, 2.0, 0.0]), sizes, 100)
+    assert float(jnp.sum(shares)) == pytest.approx(100, rel=1e-3)
+    assert shares[0] == 10
+    assert shares[2] / shares[1] == pytest.approx(2, rel=0.01)
+    assert 0 < shares[3] < 1
+    edges = np.array([0, 10, 1010, 2010, 7010], np.int32)
+    bounds = np.asarray(_layerwise.cut(shares, edges, 4))
+    assert bounds[0] == 0
+    assert bounds[-1] == 7010
+    assert np.all(np.diff(bounds) > 0)
+    held = [
+        float(jnp.interp(b, jnp.asarray(edges, jnp.float32), _running(shares)))
+        for b in bounds
+    ]
+    np.testing.assert_allclose(np.diff(held), 25, rtol=0.05)
+    # Nothing but zeros: an even spread.
+    even = _layerwise.allocate(jnp.zeros(4), np.full(4, 100, np.int32), 40)
+    np.testing.assert_allclose(even, 10, rtol=1e-3)
+
+
+def _running(shares):
+    return jnp.concatenate([jnp.zeros(1), jnp.cumsum(shares)])
