@@ -147,6 +147,15 @@ def hashed_owners(
       ValueError: if `capacity` is outside (0, 1], `densification` below 1, or `owners`
         unknown.
 
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.topk(0.01),
+      ...     exchange=exchanges.hashed_owners(),
+      ...     memory=memories.error_feedback(),
+      ... )
+
     References:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).

@@ -112,6 +112,15 @@ def recursive_doubling(
     Raises:
       ValueError: if `capacity` is outside (0, 1] or `densification` below 1.
 
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.topk(0.01),
+      ...     exchange=exchanges.recursive_doubling(),
+      ...     memory=memories.error_feedback(),
+      ... )
+
     Departs from the paper: SparCML swaps whole lists in the last round too, which costs
     half as much, but leaves equal values that nothing proves to be equal.
 

@@ -8,11 +8,9 @@ from sparsejax.sparsifiers._layerwise import layerwise
 from sparsejax.sparsifiers._nonzero import nonzero
 from sparsejax.sparsifiers._random_k import random_k
 from sparsejax.sparsifiers._sampled import sampled
-from sparsejax.sparsifiers._tails import FITS
 from sparsejax.sparsifiers._topk import topk
 
 __all__ = [
-    "FITS",
     "everything",
     "exclusive",
     "fitted",

@@ -25,6 +25,15 @@ def nonzero(capacity: float = 0.05, *, rows: bool = True) -> Sparsifier:
     Args:
       capacity: payload slots as a fraction of all coordinates or rows, in (0, 1].
       rows: whether to look for rows where the leaves have some.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.nonzero(0.05),
+      ...     exchange=exchanges.hashed_owners(),
+      ...     memory=memories.none(),
+      ... )
     """
 
     def init(layout, worker_count):
