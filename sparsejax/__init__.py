@@ -3,6 +3,8 @@
 from sparsejax import exchanges, memories, sparsifiers, thresholds
 from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
+from sparsejax._characteristics import characteristics
+from sparsejax._choice import best_exchange
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._labels import small_leaves
@@ -13,13 +15,23 @@ from sparsejax._reports import log_row, report, reports
 from sparsejax._resize import resize_workers
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
-from sparsejax.recipes import dense, ef_sign, exdyna, marsit, micro, sign_majority
+from sparsejax.recipes import (
+    dense,
+    ef_sign,
+    exdyna,
+    marsit,
+    micro,
+    sign_majority,
+    zen,
+)
 
 __all__ = [
     "PerShard",
     "PerWorker",
     "Report",
     "SparsifyState",
+    "best_exchange",
+    "characteristics",
     "check_replicas",
     "compiled_wire_bytes",
     "dense",
@@ -46,4 +58,5 @@ __all__ = [
     "thresholds",
     "value_and_grad",
     "wire_bytes",
+    "zen",
 ]

@@ -43,22 +43,26 @@ class Payload(NamedTuple):
       indices: Int32[k], ascending; empty slots hold `n`, so that gathers fill and
         scatters drop. `None`: the whole vector.
       values: Float[k], this worker's values at `indices`, 0 in empty slots. `None`
-        with `indices=None`.
+        with `indices=None`. Float[k, D]: the vector is taken as `n / D` rows, and
+        `indices` and `demand` are of rows; empty slots hold `n / D`.
       demand: Int32[], how many coordinates qualified before truncation to `k`.
       threshold: Float[], the threshold that was applied; 0 where there is none.
       dropped: Bool[], whether this worker's gradient was left out of the step;
         filled in by `sparsify`.
       window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
+      complete: Bool[], or True for always: whether nothing is missing that may not
+        wait. False asks the exchange for the mean of whole vectors.
       gradient_square: Float[], mean square of this worker's gradient, before the memory
         added to it; filled in by `sparsify` for an exchange that asks for it.
     """
 
     indices: Int[Array, " k"] | None
-    values: Float[Array, " k"] | None
+    values: Float[Array, " k *D"] | None
     demand: Int[Array, ""]
     threshold: Float[Array, ""]
     dropped: Bool[Array, ""] | bool = False
     window: Window | None = None
+    complete: Bool[Array, ""] | bool = True
     gradient_square: Float[Array, ""] | None = None
 
 

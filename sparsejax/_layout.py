@@ -146,6 +146,20 @@ class Layout:
             runs.append((end, self.dtypes[i]))
         return tuple(runs)
 
+    @functools.cached_property
+    def row_size(self) -> int:
+        """D: the vector can be taken as `n / D` rows that divide every leaf.
+
+        A row of a leaf [V, ...] is what one index of its first axis selects. D is the
+        greatest common divisor over the leaves, 1 where one has fewer than two axes.
+        """
+        rows = [
+            math.prod(shape[1:])
+            for (_, shape), size in zip(self.structure.leaves, self.sizes, strict=True)
+            if size
+        ]
+        return math.gcd(*rows) or 1
+
     @property
     def exact(self) -> bool:
         """Whether every float32 value leaves as it is."""

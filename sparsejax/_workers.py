@@ -145,8 +145,11 @@ class Workers:
     def shift(self, x: Any, by: int = 1) -> Any:
         """Sends `x` to the worker `by` further along the ring. Per worker."""
         count = self.count()
-        ring = [(i, (i + by) % count) for i in range(count)]
-        return jax.lax.ppermute(self.localize(x), self.axis_name, ring)
+        return self.permute(x, [(i, (i + by) % count) for i in range(count)])
+
+    def permute(self, x: Any, pairs: list[tuple[int, int]]) -> Any:
+        """Sends `x` along `(from, to)` pairs, a static permutation. Per worker."""
+        return jax.lax.ppermute(self.localize(x), self.axis_name, pairs)
 
     # -- control flow -----------------------------------------------------------------
 

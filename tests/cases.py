@@ -93,6 +93,16 @@ CASES = (
         loses=True,
     ),
     _row("ef_sign", sparsejax.ef_sign, exact=False),
+    # Gradients without zeros: everything fits, or nothing does.
+    _row("zen", sparsejax.zen, memory=False, capacity=1.0),
+    _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),
+    _row(
+        "zen_hierarchical",
+        sparsejax.zen,
+        memory=False,
+        capacity=1.0,
+        owners="hierarchical_hash",
+    ),
 )
 
 

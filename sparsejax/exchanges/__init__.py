@@ -1,8 +1,17 @@
 """Collectives that deliver payloads and say what was delivered."""
 
 from sparsejax.exchanges._dense import dense
+from sparsejax.exchanges._hashed_owners import hashed_owners
 from sparsejax.exchanges._one_bit_ring import one_bit_ring
 from sparsejax.exchanges._packed_signs import packed_signs
+from sparsejax.exchanges._recursive_doubling import recursive_doubling
 from sparsejax.exchanges._union import union
 
-__all__ = ["dense", "one_bit_ring", "packed_signs", "union"]
+__all__ = [
+    "dense",
+    "hashed_owners",
+    "one_bit_ring",
+    "packed_signs",
+    "recursive_doubling",
+    "union",
+]

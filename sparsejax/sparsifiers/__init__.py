@@ -2,5 +2,6 @@
 
 from sparsejax.sparsifiers._everything import everything
 from sparsejax.sparsifiers._exclusive import exclusive
+from sparsejax.sparsifiers._nonzero import nonzero
 
-__all__ = ["everything", "exclusive"]
+__all__ = ["everything", "exclusive", "nonzero"]
