@@ -76,7 +76,8 @@ def test_clipping_before_weight_decay_and_schedules_after():
         optax.add_decayed_weights(0.1),
         optax.sgd(optax.cosine_decay_schedule(0.5, 10)),
     )
-    drawn, updates, state = _last(tx, 1, params=params)
+    tx, drawn = sparsejax.simulate(tx, workers=WORKERS), gradients(0)
+    updates, state = jax.jit(tx.update)(drawn, tx.init(params), params)
     assert sparsejax.report(state).sent == int(0.05 * N)
     rows = flat(drawn, (WORKERS,))
     clipped = rows / np.linalg.norm(rows, axis=1, keepdims=True)
