@@ -140,7 +140,7 @@ CASES = (
         "hard_threshold",
         sparsejax.hard_threshold,
         density=0.05,
-        threshold=5.0,
+        threshold=0.05,
         dense={"density": 1.0, "threshold": 0.0},
     ),
     _row("deft", sparsejax.deft, density=0.05),

@@ -94,8 +94,9 @@ def fitted(
             bounds = [(layout.offsets[i], layout.sizes[i]) for i in layout.order]
             leaves = [vector[start : start + size] for start, size in bounds if size]
             limits = [tail_threshold(x, density, fit, number) for x in leaves]
-            relative = [jnp.abs(x) / t for x, t in zip(leaves, limits, strict=True)]
-            indices, demand = compact(jnp.concatenate(relative), 1.0, capacity=slots)
+            reached = [jnp.abs(x) >= t for x, t in zip(leaves, limits, strict=True)]
+            flags = jnp.concatenate(reached).astype(jnp.float32)
+            indices, demand = compact(flags, 1.0, capacity=slots)
             found = jnp.min(jnp.stack(limits))
         values = vector.at[indices].get(mode="fill", fill_value=0)
         return Payload(indices, values, demand, found), state
