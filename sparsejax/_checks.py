@@ -90,12 +90,13 @@ def check_threshold(threshold: Any, name: str = "threshold") -> float:
             f"{name}: got {threshold!r}, expected a number of 0 or more, in units of "
             f"the accumulated gradient."
         )
-    if not (math.isfinite(threshold) and threshold >= 0):
+    found = float(threshold)
+    if not (math.isfinite(found) and found >= 0):
         raise ValueError(
             f"{name}: got {threshold}, expected a finite number of 0 or more, in "
             f"units of the accumulated gradient."
         )
-    return float(threshold)
+    return found
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -134,9 +135,10 @@ def check_fraction(name: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: got {value!r}, expected a number in [0, 1).")
-    if not 0 <= value < 1:
+    found = float(value)
+    if not 0 <= found < 1:
         raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
-    return float(value)
+    return found
 
 
 def check_period(period: Any) -> int | None:
