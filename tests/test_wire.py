@@ -68,11 +68,12 @@ def test_both_roundings_are_kept(make, workers):
     params = jnp.zeros(101)
     tx = make(0.2, value_dtype=jnp.bfloat16)
     received = np.zeros(101)
-    steps = run_simulated(tx, 40, params=params, workers=workers, stream=stream)
-    for _, updates, state in steps:
+    simulated = run_simulated(tx, 40, params=params, workers=workers, stream=stream)
+    steps = list(simulated)
+    for _, updates, _ in steps:
         assert np.isfinite(updates).all()
         received += np.asarray(updates, np.float64)
-        kept = np.asarray(state.memory.per_worker, np.float64).mean(axis=0)
+    kept = np.asarray(steps[-1][2].memory.per_worker, np.float64).mean(axis=0)
     given = drawn.astype(np.float64).sum(axis=0).mean(axis=0)
     scale = np.abs(drawn).astype(np.float64).sum(axis=0).mean(axis=0)
     assert np.all(np.abs(received + kept - given) <= 2e-6 * scale + 1e-30)

@@ -19,6 +19,7 @@ from sparsejax._checks import (
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName, Workers
 from sparsejax.recipes._choice import exchange_or_pairs
+from sparsejax.recipes._ladder import ladder
 
 # Published: densities of the warm-up are 25 %, 6.25 %, 1.56 %, ...
 _FIRST_DENSITY, _FACTOR = 0.25, 0.25
@@ -105,33 +106,11 @@ def dgc(
         start *= _FACTOR
     workers = Workers(axis_name)
     if rungs:
-        tx = _ladder([*rungs, tx], steps, workers)
+        tx = ladder([*rungs, tx], steps, workers)
     if clip_norm is None:
         return tx
     clip = _clip_locally(check_threshold(clip_norm, "clip_norm"), workers)
     return optax.chain(clip, tx)
-
-
-def _ladder(rungs, steps, workers):
-    """Each of `rungs` in turn for `steps` steps, the last for ever, on one state."""
-
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-
-        def climb(rungs, i=1):
-            here, *higher = rungs
-            if not higher:
-                return lambda: here.update(updates, state)
-            return lambda: workers.cond(
-                state.step < i * steps,
-                lambda: here.update(updates, state),
-                climb(higher, i + 1),
-            )
-
-        workers.require_bound("update")
-        return climb(rungs)()
-
-    return optax.GradientTransformationExtraArgs(rungs[0].init, update)
 
 
 def _clip_locally(norm, workers):

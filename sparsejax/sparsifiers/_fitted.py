@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._selection import compact
-from sparsejax._workers import vary_like
-from sparsejax.sparsifiers import _tails
 from sparsejax.sparsifiers._everything import whole_vector
 from sparsejax.sparsifiers._exclusive import target_count
+from sparsejax.sparsifiers._stages import tail_threshold
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# The published program: what the first stage keeps; how often and beyond which ratio of
-# achieved to wanted density the number of stages changes.
-_FIRST = 0.25
+# The published program: how often and beyond which ratio of achieved to wanted density
+# the number of stages changes.
 _PERIOD = 5
 _TOO_MANY, _TOO_FEW = 1.2, 0.8
 
@@ -115,32 +112,3 @@ def fitted(
         )
 
     return Sparsifier(init, select, adapt, "overlapping")
-
-
-def tail_threshold(
-    x: Float[Array, " n"], density: float, fit: str, stages: Int[Array, ""]
-) -> Float[Array, ""]:
-    """The magnitude that a fraction `density` of `x` exceeds, if the fit is right.
-
-    Never above the largest magnitude, which a fit does not know, nor 0: a vector that
-    is not zero gets at least one coordinate selected, and zeros never are.
-    """
-    first, later = _tails.FITS[fit]
-    x = jnp.abs(x)
-    largest = jnp.max(x)
-    x = x / jnp.where(largest > 0, largest, 1.0)
-    single = (stages <= 1) | (density >= _FIRST)
-    threshold = first(x, jnp.where(single, density, _FIRST))
-    later_stages = jnp.maximum(stages - 1, 1).astype(jnp.float32)
-    ratio = jnp.exp(math.log(density / _FIRST) / later_stages)
-
-    def refine(_, threshold):
-        moments = _tails.moments_above(x, threshold)
-        refined = later(moments, ratio)
-        return jnp.where(moments.number > 0, refined, threshold)
-
-    trips = jnp.where(single, 0, stages - 1)
-    threshold = vary_like(threshold, stages)
-    threshold = jax.lax.fori_loop(0, trips, refine, threshold)
-    threshold = jnp.minimum(threshold, 1.0) * largest
-    return jnp.maximum(threshold, jnp.finfo(jnp.float32).tiny)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,8 @@ from sparsejax._selection import count_in, select_in
 from sparsejax._workers import vary_like
 from sparsejax.sparsifiers._everything import whole_vector
 from sparsejax.sparsifiers._exclusive import target_count
+from sparsejax.sparsifiers._shares import allocate, cut
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int
-
-# Every coordinate has this share of the norm beside its layer's: so no layer, not one
-# of zeros, is without any.
-_FLOOR = 1e-6
 # Norms whose squares overflow are infinite; as numbers their sum should be finite.
 _LARGEST = 1e30
 
@@ -118,42 +112,3 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         return state
 
     return Sparsifier(init, select, adapt, "disjoint")
-
-
-def allocate(
-    norms: Float[Array, " L"], sizes: np.ndarray, goal: int
-) -> Float[Array, " L"]:
-    """`min(sizes, scale norms)`, scaled to sum to `goal`: real-valued `k_l` [L]."""
-    sizes = jnp.asarray(sizes, jnp.float32)
-    norms = jnp.where(jnp.sum(norms) > 0, norms / jnp.max(norms), 1.0)
-    norms = norms + _FLOOR * sizes / jnp.max(sizes)
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = (low + high) / 2
-        few = jnp.sum(jnp.minimum(sizes, jnp.exp(middle) * norms)) < goal
-        return jnp.where(few, middle, low), jnp.where(few, high, middle)
-
-    # From next to nothing to all of the vector.
-    top = jnp.log(jnp.max(sizes / norms))
-    low, _ = jax.lax.fori_loop(0, 40, halve, (top - 60, top))
-    return jnp.minimum(sizes, jnp.exp(low) * norms)
-
-
-def cut(
-    shares: Float[Array, " L"], edges: np.ndarray, worker_count: int
-) -> Int[Array, " w+1"]:
-    """Int32[w + 1]: bounds of parts with equal sums of `shares`. Replicated.
-
-    Inside a layer shares are spread evenly.
-    """
-    ends = jnp.cumsum(shares)
-    goals = ends[-1] * (jnp.arange(1, worker_count, dtype=jnp.float32) / worker_count)
-    layer = jnp.searchsorted(ends, goals).astype(jnp.int32)
-    layer = jnp.minimum(layer, shares.shape[0] - 1)
-    within = 1 - (ends[layer] - goals) / shares[layer]
-    edges = jnp.asarray(edges, jnp.int32)
-    size = edges[layer + 1] - edges[layer]
-    offset = (jnp.clip(within, 0, 1) * size.astype(jnp.float32)).astype(jnp.int32)
-    inner = jax.lax.cummax(edges[layer] + jnp.minimum(offset, size))
-    return jnp.concatenate([edges[:1], inner, edges[-1:]])

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax.sparsifiers import _layerwise, _random_k
+from sparsejax.sparsifiers import _random_k, _shares
 
 
 def run(tx, stream, params=None, workers=2):
@@ -193,13 +193,13 @@ def test_deft_shares_follow_norms():
 
 def test_deft_allocation():
     sizes = np.array([10, 1000, 1000, 5000], np.int32)
-    shares = _layerwise.allocate(jnp.array([9.0, 1.0, 2.0, 0.0]), sizes, 100)
+    shares = _shares.allocate(jnp.array([9.0, 1.0, 2.0, 0.0]), sizes, 100)
     assert float(jnp.sum(shares)) == pytest.approx(100, rel=1e-3)
     assert shares[0] == 10
     assert shares[2] / shares[1] == pytest.approx(2, rel=0.01)
     assert 0 < shares[3] < 1
     edges = np.array([0, 10, 1010, 2010, 7010], np.int32)
-    bounds = np.asarray(_layerwise.cut(shares, edges, 4))
+    bounds = np.asarray(_shares.cut(shares, edges, 4))
     assert bounds[0] == 0
     assert bounds[-1] == 7010
     assert np.all(np.diff(bounds) > 0)
@@ -209,7 +209,7 @@ def test_deft_allocation():
     ]
     np.testing.assert_allclose(np.diff(held), 25, rtol=0.05)
     # Nothing but zeros: an even spread.
-    even = _layerwise.allocate(jnp.zeros(4), np.full(4, 100, np.int32), 40)
+    even = _shares.allocate(jnp.zeros(4), np.full(4, 100, np.int32), 40)
     np.testing.assert_allclose(even, 10, rtol=1e-3)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax.sparsifiers import _fitted
+from sparsejax.sparsifiers import _fitted, _stages
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "sidco.json"
 FITS = {
@@ -41,7 +41,7 @@ def vector(dist, n, seed):
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def count(x, density, fit, stages):
-    threshold = _fitted.tail_threshold(x, density, fit, stages)
+    threshold = _stages.tail_threshold(x, density, fit, stages)
     return jnp.sum(jnp.abs(x) >= threshold)
 
 

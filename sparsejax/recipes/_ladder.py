@@ -1,0 +1,27 @@
+"""Transformations in turn, whose messages differ in size and whose states do not."""
+
+from __future__ import annotations
+
+import optax
+
+
+def ladder(rungs, steps, workers):
+    """Each of `rungs` in turn for `steps` steps, the last for ever, on one state."""
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+
+        def climb(rungs, i=1):
+            here, *higher = rungs
+            if not higher:
+                return lambda: here.update(updates, state)
+            return lambda: workers.cond(
+                state.step < i * steps,
+                lambda: here.update(updates, state),
+                climb(higher, i + 1),
+            )
+
+        workers.require_bound("update")
+        return climb(rungs)()
+
+    return optax.GradientTransformationExtraArgs(rungs[0].init, update)
