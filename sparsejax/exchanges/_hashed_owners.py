@@ -147,6 +147,14 @@ def hashed_owners(
       ValueError: if `capacity` is outside (0, 1], `densification` below 1, or `owners`
         unknown.
 
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.nonzero(capacity=0.1),
+      ...     exchange=sparsejax.exchanges.hashed_owners(),
+      ...     memory=sparsejax.memories.none(),
+      ... )
+
     References:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).

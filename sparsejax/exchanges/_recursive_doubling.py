@@ -112,6 +112,14 @@ def recursive_doubling(
     Raises:
       ValueError: if `capacity` is outside (0, 1] or `densification` below 1.
 
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.nonzero(capacity=0.1),
+      ...     exchange=sparsejax.exchanges.recursive_doubling(),
+      ...     memory=sparsejax.memories.none(),
+      ... )
+
     Departs from the paper: SparCML swaps whole lists in the last round too, which costs
     half as much, but leaves equal values that nothing proves to be equal.
 

@@ -25,6 +25,10 @@ def nonzero(capacity: float = 0.05, *, rows: bool = True) -> Sparsifier:
     Args:
       capacity: payload slots as a fraction of all coordinates or rows, in (0, 1].
       rows: whether to look for rows where the leaves have some.
+
+    Example:
+      >>> nonzero(capacity=0.1).support
+      'overlapping'
     """
 
     def init(layout, worker_count):
