@@ -27,21 +27,13 @@ class Moments(NamedTuple):
     """Of exceedances `y = x - least`. All Float[].
 
     Attributes:
-<<<<<<< HEAD
-      number: how many there are.
-=======
       size: how many there are.
->>>>>>> family
       least: the smallest of the `x`.
       mean: of the `y`.
       variance: of the `y`, unbiased.
     """
 
-<<<<<<< HEAD
-    number: Scalar
-=======
     size: Scalar
->>>>>>> family
     least: Scalar
     mean: Scalar
     variance: Scalar
