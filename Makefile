@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := sparsejax tests
 
-.PHONY: demo test pytest lint format clean
+.PHONY: demo test pytest lint format docs clean
 
 # `make demo RECIPE=all` compares all of them.
 RECIPE ?= dense,exdyna,micro
@@ -28,6 +28,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+
+docs: $(READY)  ## Builds the pages in build/site.
+	$(BIN)/python -m mkdocs build --strict
 
 # Installed again whenever the requirements change.
 $(READY): pyproject.toml

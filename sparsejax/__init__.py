@@ -3,10 +3,16 @@
 from sparsejax import exchanges, memories, sparsifiers, thresholds
 from sparsejax._accounting import wire_bytes
 from sparsejax._base import Report
+from sparsejax._characteristics import characteristics
+from sparsejax._choice import best_exchange
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
+from sparsejax._labels import small_leaves
+from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
-from sparsejax._reports import report, reports
+from sparsejax._replicas import check_replicas
+from sparsejax._reports import log_row, report, reports
+from sparsejax._resize import resize_workers
 from sparsejax._simulation import simulate
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.recipes import (
@@ -23,12 +29,17 @@ from sparsejax.recipes import (
     sidco,
     sign_majority,
     topk,
+    zen,
 )
 
 __all__ = [
+    "PerShard",
     "PerWorker",
     "Report",
     "SparsifyState",
+    "best_exchange",
+    "characteristics",
+    "check_replicas",
     "cltk",
     "compiled_wire_bytes",
     "deft",
@@ -40,16 +51,20 @@ __all__ = [
     "hard_threshold",
     "init",
     "localize",
+    "log_row",
     "marsit",
     "memories",
     "micro",
+    "per_shard",
     "per_worker",
     "random_k",
     "report",
     "reports",
+    "resize_workers",
     "sidco",
     "sign_majority",
     "simulate",
+    "small_leaves",
     "sparsifiers",
     "sparsify",
     "state_specs",
@@ -57,4 +72,5 @@ __all__ = [
     "topk",
     "value_and_grad",
     "wire_bytes",
+    "zen",
 ]

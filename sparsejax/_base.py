@@ -49,23 +49,27 @@ class Payload(NamedTuple):
       indices: Int32[k], ascending; empty slots hold `n`, so that gathers fill and
         scatters drop. `None`: the whole vector.
       values: Float[k], this worker's values at `indices`, 0 in empty slots. `None`
-        with `indices=None`.
+        with `indices=None`. Float[k, D]: the vector is taken as `n / D` rows, and
+        `indices` and `demand` are of rows; empty slots hold `n / D`.
       demand: Int32[], how many coordinates qualified before truncation to `k`.
       threshold: Float[], the threshold that was applied; 0 where there is none.
       dropped: Bool[], whether this worker's gradient was left out of the step;
         filled in by `sparsify`.
       window: where every worker's indices lie, `None` for anywhere in `[0, n)`, or
         `Agreed()` where they are replicated.
+      complete: Bool[], or True for always: whether nothing is missing that may not
+        wait. False asks the exchange for the mean of whole vectors.
       gradient_square: Float[], mean square of this worker's gradient, before the memory
         added to it; filled in by `sparsify` for an exchange that asks for it.
     """
 
     indices: Int[Array, " k"] | None
-    values: Float[Array, " k"] | None
+    values: Float[Array, " k *D"] | None
     demand: Int[Array, ""]
     threshold: Float[Array, ""]
     dropped: Bool[Array, ""] | bool = False
     window: Window | Agreed | None = None
+    complete: Bool[Array, ""] | bool = True
     gradient_square: Float[Array, ""] | None = None
 
 
@@ -79,6 +83,14 @@ class Report(NamedTuple):
       threshold: Float[w], the threshold that each worker applied.
       dropped: Bool[w], which workers' gradients were non-finite and left out.
       details: NamedTuple, what is particular to the exchange.
+
+    Example:
+      >>> import jax.numpy as jnp, sparsejax
+      >>> tx = sparsejax.simulate(sparsejax.micro(density=0.1), workers=4)
+      >>> params = jnp.zeros(100)
+      >>> _, state = tx.update(jnp.ones((4, 100)), tx.init(params), params)
+      >>> print(sparsejax.report(state).sent)
+      10
     """
 
     demand: Int[Array, " w"]
@@ -185,10 +197,21 @@ class ThresholdRule(NamedTuple):
       find: `(state, part [], quota [], size [], count) -> Float[]`, the threshold
         for this step. Per worker.
       adapt: `(state, demand [w], threshold [w], target) -> state` after the step; both
-        arrays replicated and ordered by *part*.
+        arrays replicated and ordered by *part*. `target` is an int, or Int32[] where
+        the density is a schedule.
       capacity: `(target, n, worker_count) -> int`, payload slots per worker.
       limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
       movement: which topology belongs to it, "published" or "balanced".
+
+    Example:
+      A rule that selects what exceeds a fixed magnitude, up to twice the target:
+
+      >>> import jax.numpy as jnp, sparsejax
+      >>> fixed = sparsejax.thresholds.staircase()._replace(
+      ...     adapt=lambda state, demand, threshold, target: state,
+      ...     capacity=lambda target, n, worker_count: -(-2 * target // worker_count),
+      ... )
+      >>> tx = sparsejax.micro(density=0.01, threshold=fixed)
     """
 
     init: Callable[[int, int], State]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def check_density(density: Any) -> float:
-    """`density` as a float in (0, 1].
+def check_density(density: Any, name: str = "density") -> float:
+    """`density` as a float in (0, 1]; `name` is the argument's, for errors.
 
     Raises:
       TypeError: if it is not a Python or numpy number.
@@ -20,22 +21,50 @@ def check_density(density: Any) -> float:
     """
     if isinstance(density, jax.Array):
         raise TypeError(
-            f"density: got a jax array ({density}); it fixes the size of messages, so "
+            f"{name}: got a jax array ({density}); it fixes the size of messages, so "
             f"it must be a Python number when the transformation is built. Inside "
-            f'`optax.inject_hyperparams` pass `static_args=("density",)`.'
+            f'`optax.inject_hyperparams` pass `static_args=("{name}",)`.'
         )
     if isinstance(density, bool) or not isinstance(density, numbers.Real):
         raise TypeError(
-            f"density: got {density!r}, expected a number in (0, 1], such as 0.01 to "
+            f"{name}: got {density!r}, expected a number in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
     value = float(density)
     if math.isnan(value) or not 0 < value <= 1:
         raise ValueError(
-            f"density: got {density}, expected a fraction in (0, 1], such as 0.01 to "
+            f"{name}: got {density}, expected a fraction in (0, 1], such as 0.01 to "
             f"send one per cent."
         )
     return value
+
+
+def check_density_schedule(
+    density: Any, max_density: Any
+) -> tuple[float | Callable[[Any], Any], float]:
+    """`(density, most)`: a float or a schedule, and the largest density it may reach.
+
+    Raises:
+      TypeError: as `check_density`.
+      ValueError: as `check_density`; also for a schedule without `max_density`, and for
+        `max_density` without a schedule.
+    """
+    if not callable(density):
+        density = check_density(density)
+        if max_density is not None:
+            raise ValueError(
+                f"max_density: got {max_density} with the fixed density {density}. It "
+                f"belongs to a schedule, `density=optax.linear_schedule(...)`; leave "
+                f"it out."
+            )
+        return density, density
+    if max_density is None:
+        raise ValueError(
+            "max_density: density is a schedule, but the size of messages is fixed "
+            "when the step is compiled. Pass the largest density that the schedule "
+            "reaches, such as `max_density=0.1`."
+        )
+    return density, check_density(max_density, "max_density")
 
 
 def check_capacity(capacity: Any) -> int | None:

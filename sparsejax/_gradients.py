@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from sparsejax._workers import AxisName, Workers
+from sparsejax._workers import AxisName, Workers, varying_axes
 
 
 def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
@@ -27,7 +27,15 @@ def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
       NameError: if the axis is not bound.
 
     Example:
-      Inside a step: `grads = jax.grad(loss)(sparsejax.localize(params), batch)`.
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> def gradient(w, x):
+      ...     return jax.grad(lambda w: jnp.mean(w * x))(sparsejax.localize(w))[None]
+      >>> specs = dict(in_specs=(P(), P("data")), out_specs=P("data"))
+      >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
+      >>> print(jax.jit(jax.shard_map(gradient, mesh=mesh, **specs))(2.0, x))
+      [0. 1. 2. 3. 4. 5. 6. 7.]
     """
     workers = Workers(axis_name)
     workers.require_bound("localize")
@@ -56,7 +64,9 @@ def value_and_grad(
     Raises:
       NameError: when called where the axis is not bound.
       ValueError: when the loss is typed as equal on all workers: a `pmean` inside
-        it divides the gradients by the number of workers, which nothing can see later.
+        it divides the gradients by the number of workers, which nothing can see later;
+        or when the loss varies over further axes: the gradients of parameters that
+        are equal there would be summed over them.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -87,6 +97,26 @@ def value_and_grad(
                 f"them. Return the loss of this worker's part of the batch, without a "
                 f"`pmean` or `psum`, and average it afterwards for logging."
             )
+        _check_other_axes(loss, [args[i] for i in sorted(chosen)], workers)
         return value, grads
 
     return wrapped
+
+
+def _check_other_axes(loss: Any, parameters: Any, workers: Workers) -> None:
+    """Raises ValueError if a gradient is summed over axes that nobody named."""
+    others = varying_axes(loss) - set(workers.axes)
+    summed = sorted(
+        axis
+        for axis in others
+        if any(axis not in varying_axes(p) for p in jax.tree.leaves(parameters))
+    )
+    if summed:
+        raise ValueError(
+            f"value_and_grad: the loss also varies over {summed}, which `axis_name="
+            f"{workers.axis_name!r}` does not name, so the gradients would be summed "
+            f"over it. Name all axes, `axis_name={(*workers.axes, *summed)!r}`, and "
+            f"average the gradients over those that the transformation does not "
+            f"exchange over, `jax.lax.pmean(grads, {summed[0]!r})`; a loss over "
+            f"shards of a model has to be equal on all of them (`jax.lax.psum`)."
+        )

@@ -47,6 +47,15 @@ class Structure:
         )
 
 
+def bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`path` without the `.value` of a flax nnx variable.
+
+    `nnx.Optimizer` calls `init` with variables and `update` with what they hold.
+    """
+    boxed = path and getattr(path[-1], "name", None) == "value"
+    return path[:-1] if boxed else path
+
+
 def _describe(leaf: tuple[str, tuple[int, ...]]) -> str:
     path, shape = leaf
     return f"`{path or '(root)'}` of shape {shape}"
@@ -78,7 +87,7 @@ class Layout:
           ValueError: if there are 2^31 coordinates or more.
         """
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
-        paths = tuple(jax.tree_util.keystr(path) for path, _ in leaves)
+        paths = tuple(jax.tree_util.keystr(bare(path)) for path, _ in leaves)
         shapes = tuple(tuple(jnp.shape(leaf)) for _, leaf in leaves)
         dtypes = tuple(np.dtype(jnp.result_type(leaf)) for _, leaf in leaves)
         wrong = [
@@ -136,6 +145,20 @@ class Layout:
                 runs.pop()
             runs.append((end, self.dtypes[i]))
         return tuple(runs)
+
+    @functools.cached_property
+    def row_size(self) -> int:
+        """D: the vector can be taken as `n / D` rows that divide every leaf.
+
+        A row of a leaf [V, ...] is what one index of its first axis selects. D is the
+        greatest common divisor over the leaves, 1 where one has fewer than two axes.
+        """
+        rows = [
+            math.prod(shape[1:])
+            for (_, shape), size in zip(self.structure.leaves, self.sizes, strict=True)
+            if size
+        ]
+        return math.gcd(*rows) or 1
 
     @property
     def exact(self) -> bool:

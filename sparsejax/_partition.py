@@ -5,7 +5,8 @@ itself, from facts that all of them have. Sizes are static; the work of a progra
 with the number of workers, its length does not.
 
 Shapes: `n` coordinates, `w` workers and parts, `B` blocks, `target` coordinates to
-deliver per step (K* in the papers).
+deliver per step (K* in the papers); sizes follow from the largest target, which is
+static, and only `quotas` take the one of this step, which may be traced.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def by_part(
 
 
 def quotas(
-    step: Int[Array, ""], n: int, target: int, worker_count: int
+    step: Int[Array, ""], n: int, target: int | Int[Array, ""], worker_count: int
 ) -> Int[Array, " w"]:
     """How many coordinates each part should send in this step.
 
@@ -91,10 +92,13 @@ def quotas(
     Returns:
       Int32[w], replicated, by part; sums to `target` exactly.
     """
-    share, rest = divmod(target, worker_count)
+    share, rest = target // worker_count, target % worker_count
     # Near density 1 only the longer parts of `even` can hold one more.
-    holders = n % worker_count if share == n // worker_count else worker_count
-    holders = max(1, holders)
+    few = max(1, n % worker_count)
+    if isinstance(target, int):
+        holders = few if share == n // worker_count else worker_count
+    else:
+        holders = jnp.where(share == n // worker_count, few, worker_count)
     parts = jnp.arange(worker_count, dtype=jnp.int32)
     turn = (parts + step // worker_count % holders) % holders
     extra = (parts < holders) & (turn < rest)

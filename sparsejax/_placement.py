@@ -9,6 +9,7 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import AxisName, Workers, mesh_worker_count
 
 
@@ -17,21 +18,27 @@ class PerWorker(NamedTuple):
 
     Every leaf has a leading worker axis: [w, ...] globally, sharded over the axis, and
     [1, ...] on each worker, inside `jax.shard_map`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> state = sparsejax.PerWorker(jnp.zeros((8, 3)))
+      >>> sparsejax.state_specs(state).per_worker == jax.P("data")
+      True
     """
 
     per_worker: Any
 
 
-def _is_marker(node: Any) -> bool:
-    return isinstance(node, PerWorker)
-
-
 def map_per_worker(f: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `f` to every leaf that is marked `PerWorker`, and to no other."""
+
+    def is_marker(node):
+        return isinstance(node, PerWorker)
+
     return jax.tree.map(
-        lambda node: PerWorker(jax.tree.map(f, node[0])) if _is_marker(node) else node,
+        lambda node: PerWorker(jax.tree.map(f, node[0])) if is_marker(node) else node,
         tree,
-        is_leaf=_is_marker,
+        is_leaf=is_marker,
     )
 
 
@@ -65,18 +72,22 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
     return map_per_worker(drop, state)
 
 
-def state_specs(state: Any, axis_name: AxisName = "data") -> Any:
+def state_specs(
+    state: Any, axis_name: AxisName = "data", *, shard_axis: AxisName = "model"
+) -> Any:
     """The `PartitionSpec` of every leaf of an optimizer state.
 
     Leaves marked `PerWorker` are sharded over `axis_name` along their leading axis,
-    all others are replicated. The result serves as in_specs and out_specs of
-    `jax.shard_map`, and gives the shardings of a checkpoint.
+    leaves marked `PerShard` over `shard_axis`, leaves that carry both marks along one
+    axis for each; all others are replicated. The result serves as in_specs and
+    out_specs of `jax.shard_map`, and gives the shardings of a checkpoint.
 
     Args:
       state: any pytree that holds optimizer states: arrays, or the result of
         `jax.eval_shape`. The marker is also found where flax nnx has turned the
         state into nested dicts.
       axis_name: the mesh axis of the workers, or a tuple of axes.
+      shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
     Returns:
       A pytree of the same structure, with a `PartitionSpec` for each leaf.
@@ -91,12 +102,25 @@ def state_specs(state: Any, axis_name: AxisName = "data") -> Any:
       >>> specs[0].memory.per_worker == P("data"), specs[0].step == P()
       (True, True)
     """
+    axes = {"per_worker": axis_name, "per_shard": shard_axis}
 
     def spec(path, _):
-        names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
-        return P(axis_name) if "per_worker" in names else P()
+        return P(*(axes[mark] for mark in _marks(path)))
 
     return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def _marks(path: Any) -> list[str]:
+    """The markers around the leaf at `path`: one for each of its leading axes."""
+    names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
+    # Once each, in the order in which the marks were put on.
+    return [n for n in dict.fromkeys(names) if n in ("per_worker", "per_shard")]
+
+
+def worker_axis(path: Any) -> int | None:
+    """Which axis of the leaf at `path` is that of the workers; None if it has none."""
+    marks = _marks(path)
+    return marks.index("per_worker") if "per_worker" in marks else None
 
 
 def allocate(make: Callable[..., Any], workers: Workers, *args: Any) -> Any:
@@ -189,9 +213,11 @@ def per_worker(
     workers = Workers(axis_name)
 
     def init(params):
+        refuse_wrappers("init")
         return allocate(lambda _, p: PerWorker(tx.init(p)), workers, params)
 
     def update(updates, state, params=None, **extra_args):
+        refuse_wrappers("update")
         workers.require_bound("per_worker")
         inner = drop_worker_axis(state, workers).per_worker
         updates, inner = tx.update(updates, inner, params, **extra_args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from sparsejax._base import Report
 
@@ -30,10 +31,68 @@ def reports(opt_state: Any) -> dict[str, Report]:
         opt_state, is_leaf=lambda node: isinstance(node, Report)
     )
     return {
-        jax.tree_util.keystr(path): node
+        jax.tree_util.keystr(path): _unboxed(node)
         for path, node in found
         if isinstance(node, Report)
     }
+
+
+def _unboxed(report: Report) -> Report:
+    """The report with plain arrays: `nnx.Optimizer` keeps each one in a variable."""
+    return jax.tree.map(
+        lambda box: jax.tree.leaves(box)[0],
+        report,
+        is_leaf=lambda node: not isinstance(node, tuple),
+    )
+
+
+def log_row(report: Report) -> dict[str, float]:
+    """One flat row of plain floats for any logger: means, extremes and counts.
+
+    Fetches the report to the host, which waits for the step; so not every step.
+
+    Args:
+      report: the `Report` of one transformation, outside of `jax.jit`.
+
+    Returns:
+      `sent` and `density` as they are; `demand`, the number that qualified on all
+      workers; `threshold_mean`, `threshold_min` and `threshold_max` over the workers
+      with a finite threshold (0 where there is none); `dropped`, how many workers were
+      left out; and every scalar of `report.details` as `details/<name>`.
+
+    Raises:
+      TypeError: if `report` is not a `Report`, such as a whole optimizer state.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> tx = sparsejax.exdyna(density=0.01)
+      >>> state = sparsejax.init(tx, jnp.zeros(500), jax.make_mesh((8,), ("data",)))
+      >>> sparsejax.log_row(sparsejax.report(state))["density"]
+      0.0
+    """
+    if not isinstance(report, Report):
+        raise TypeError(
+            f"log_row: got a {type(report).__name__}, expected a `Report`, such as "
+            f"`sparsejax.report(opt_state)`."
+        )
+    report = jax.device_get(_unboxed(report))
+    threshold = np.asarray(report.threshold, np.float64)
+    threshold = threshold[np.isfinite(threshold)]
+    threshold = threshold if threshold.size else np.zeros(1)
+    row = {
+        "sent": np.mean(report.sent),
+        "density": np.mean(report.density),
+        "demand": np.sum(report.demand, dtype=np.float64),
+        "threshold_mean": threshold.mean(),
+        "threshold_min": threshold.min(),
+        "threshold_max": threshold.max(),
+        "dropped": np.sum(report.dropped),
+    }
+    for path, value in jax.tree_util.tree_leaves_with_path(report.details):
+        if np.size(value) == 1:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            row[f"details/{name}"] = np.ravel(value)[0]
+    return {name: float(value) for name, value in row.items()}
 
 
 def report(opt_state: Any) -> Report:

@@ -11,13 +11,14 @@ import optax
 from sparsejax import _in_place
 from sparsejax._base import Exchange, Memory, Report, Sparsifier
 from sparsejax._layout import Layout, Structure
+from sparsejax._nesting import refuse_wrappers
 from sparsejax._placement import (
     PerWorker,
     add_worker_axis,
     allocate,
     drop_worker_axis,
 )
-from sparsejax._workers import AxisName, Workers
+from sparsejax._workers import AxisName, Workers, sharded_axes, varying_axes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -35,6 +36,13 @@ class SparsifyState(NamedTuple):
       exchange: state of the exchange.
       report: Report of the last step; zeros after `init`.
       structure: static, which tree the state was made for.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> state = sparsejax.init(sparsejax.exdyna(density=0.1), jnp.zeros(50), mesh)
+      >>> int(state.step), state.memory.per_worker.shape
+      (0, (8, 50))
     """
 
     step: Int[Array, ""]
@@ -98,6 +106,8 @@ def sparsify(
     workers = Workers(axis_name)
 
     def init(params):
+        refuse_wrappers("init")
+        _check_whole("init", params, workers)
         layout = Layout.of(params)
 
         def make(worker_count):
@@ -114,10 +124,12 @@ def sparsify(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
+        refuse_wrappers("update")
         workers.require_bound("update")
         layout = Layout.of(updates)
         state.structure.check(layout.structure)
-        _check_local(updates, workers)
+        _check_whole("update", updates, workers)
+        _check_local(updates, workers, state)
         local = drop_worker_axis(state, workers)
         # Whole rows [1, n], as they are stored: see `_in_place`.
         gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
@@ -176,13 +188,29 @@ def sparsify(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_local(updates: Any, workers: Workers) -> None:
-    """Raises ValueError for gradients that are already equal on all workers."""
+def _check_whole(caller: str, tree: Any, workers: Workers) -> None:
+    """Raises ValueError for leaves that are sharded over an axis of another kind."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axes = sharded_axes(leaf) - set(workers.axes)
+        if axes:
+            raise ValueError(
+                f"{caller}: the leaf `{jax.tree_util.keystr(path) or '(root)'}` is "
+                f"sharded over {sorted(axes)}, an automatic axis to this "
+                f"transformation: to flatten it would gather it on every device. Name "
+                f"the axis in the `axis_names` of `jax.shard_map`, so that each shard "
+                f"is sparsified by itself, and wrap the transformation in "
+                f"`sparsejax.per_shard(tx, shard_axis={sorted(axes)[0]!r})`."
+            )
+
+
+def _check_local(updates: Any, workers: Workers, state: SparsifyState) -> None:
+    """Raises ValueError for gradients that vary over too few axes, or too many."""
     if not workers.typed():
         return
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
     reduced = [
         f"`{jax.tree_util.keystr(path) or '(root)'}`"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+        for path, leaf in leaves
         if not workers.is_local(leaf)
     ]
     if reduced:
@@ -194,3 +222,15 @@ def _check_local(updates: Any, workers: Workers) -> None:
             f"`sparsejax.value_and_grad`, or with respect to "
             f"`sparsejax.localize(params)`, and do not `pmean` the gradients."
         )
+    known = set(workers.axes) | varying_axes(state.step)
+    for path, leaf in leaves:
+        more = sorted(varying_axes(leaf) - known)
+        if more:
+            raise ValueError(
+                f"update: the gradient `{jax.tree_util.keystr(path) or '(root)'}` also "
+                f"varies over {more}, which `axis_name={workers.axis_name!r}` does not "
+                f"name. If those are workers too, average over them first, "
+                f"`jax.lax.pmean(grads, {more[0]!r})`, or exchange over all of them, "
+                f"`axis_name={(*workers.axes, *more)!r}`. If they hold shards of the "
+                f"model, use `sparsejax.per_shard(tx, shard_axis={more[0]!r})`."
+            )

@@ -26,6 +26,8 @@ def varying_axes(x: Any) -> frozenset[str]:
     Empty where types carry no such fact: outside `shard_map`, with `check_vma=False`,
     and under `vmap`.
     """
+    if isinstance(x, jax.ShapeDtypeStruct):  # Its `typeof` fails beside automatic axes.
+        return frozenset(getattr(x.manual_axis_type, "varying", ()))
     return frozenset(jax.typeof(x).mat.varying)
 
 
@@ -143,8 +145,11 @@ class Workers:
     def shift(self, x: Any, by: int = 1) -> Any:
         """Sends `x` to the worker `by` further along the ring. Per worker."""
         count = self.count()
-        ring = [(i, (i + by) % count) for i in range(count)]
-        return jax.lax.ppermute(self.localize(x), self.axis_name, ring)
+        return self.permute(x, [(i, (i + by) % count) for i in range(count)])
+
+    def permute(self, x: Any, pairs: list[tuple[int, int]]) -> Any:
+        """Sends `x` along `(from, to)` pairs, a static permutation. Per worker."""
+        return jax.lax.ppermute(self.localize(x), self.axis_name, pairs)
 
     # -- control flow -----------------------------------------------------------------
 
@@ -168,7 +173,35 @@ class Workers:
                 f"{self.axis_name!r}; agree on it first, for example with "
                 f"`workers.any(predicate)`."
             )
-        return jax.lax.cond(predicate, if_true, if_false, *operands)
+
+        # What one branch computes may vary over axes over which a constant of the
+        # other one does not, such as the shards of a model.
+        results = jax.eval_shape(lambda *x: (if_true(*x), if_false(*x)), *operands)
+        axes = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *results)
+
+        def same_types(branch):
+            return lambda *x: jax.tree.map(_cast_to_varying, branch(*x), axes)
+
+        return jax.lax.cond(
+            predicate, same_types(if_true), same_types(if_false), *operands
+        )
+
+
+def sharded_axes(x: Any) -> frozenset[str]:
+    """The mesh axes over which an array is sharded, as far as that is known.
+
+    A type tells it for explicit axes, a concrete array outside `jax.jit` for all.
+    Traced values do not know it for automatic axes.
+    """
+    concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    sharding = x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
+    entries = tuple(getattr(sharding, "spec", None) or ())
+    return frozenset(
+        name
+        for entry in entries
+        if entry is not None and entry is not jax.sharding.PartitionSpec.UNCONSTRAINED
+        for name in (entry if isinstance(entry, tuple) else (entry,))
+    )
 
 
 def mesh_worker_count(axis_name: AxisName) -> int | None:

@@ -86,7 +86,10 @@ def staircase() -> ThresholdRule:
 
     def adapt(state, demand, threshold, target):
         total = jnp.sum(demand, dtype=jnp.int32).astype(jnp.float32)
-        exam = total / max(target, 1)
+        if isinstance(target, int):
+            exam = total / max(target, 1)
+        else:
+            exam = total / jnp.maximum(target, 1).astype(jnp.float32)
         up = jnp.where(exam > _OVER, jnp.float32(_RAISE_FAST), jnp.float32(_RAISE))
         return state * jnp.where(exam > _UNDER, up, jnp.float32(_LOWER))
 

@@ -81,6 +81,12 @@ CASES = (
         threshold=thresholds.staircase(),
     ),
     _row("exdyna_overflow", sparsejax.exdyna, density=0.2, capacity=3, exact=False),
+    _row(
+        "exdyna_schedule",
+        functools.partial(sparsejax.exdyna, optax.linear_schedule(0.2, 0.02, 6)),
+        max_density=0.2,
+        exact=False,
+    ),
     _row("marsit", sparsejax.marsit, period=4, dense={"period": 1}),
     _row("marsit_never_full", sparsejax.marsit, period=None, exact=False),
     _row(
@@ -91,6 +97,16 @@ CASES = (
         loses=True,
     ),
     _row("ef_sign", sparsejax.ef_sign, exact=False),
+    # Gradients without zeros: everything fits, or nothing does.
+    _row("zen", sparsejax.zen, memory=False, capacity=1.0),
+    _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),
+    _row(
+        "zen_hierarchical",
+        sparsejax.zen,
+        memory=False,
+        capacity=1.0,
+        owners="hierarchical_hash",
+    ),
     _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
     _row("topk", sparsejax.topk, density=0.05),
     _row("topk_bf16", sparsejax.topk, density=0.05, value_dtype=jnp.bfloat16),

@@ -13,12 +13,21 @@ ROOT = pathlib.Path(sparsejax.__file__).parent
 
 # A module may import from strictly lower layers, and from its own package.
 LAYERS = (
-    {"_base", "_checks"},
+    {"_base", "_checks", "_nesting", "_labels", "_characteristics"},
     {"_layout", "_workers", "_bits", "_in_place"},
-    {"_selection", "_partition", "_codec", "_placement", "_gradients", "thresholds"},
+    {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients"}
+    | {"thresholds"},
     {"sparsifiers", "exchanges", "memories"},
-    {"_transform", "_reports", "_simulation", "_accounting"},
-    {"recipes", "_hlo"},
+    {
+        "_transform",
+        "_reports",
+        "_simulation",
+        "_accounting",
+        "_model_shards",
+        "_replicas",
+        "_resize",
+    },
+    {"recipes", "_hlo", "_choice"},
     {"__init__"},
     {"examples"},
     {"bench"},

@@ -92,3 +92,14 @@ def test_an_overflowing_sum_counts_as_nonfinite():
         assert np.isfinite(flat(updates)).all()
     assert not seen[0]
     assert any(seen[1:])
+
+
+def test_nan_is_seen_in_a_long_vector():
+    """XLA:CPU computes the maximum of long vectors with instructions that drop NaN."""
+    n = 5000
+    tx = sparsejax.simulate(sparsejax.dense(), workers=1)
+    state = tx.init(jnp.zeros((n,)))
+    update = jax.jit(lambda gradient: tx.update(gradient, state)[1].report.dropped)
+    for i in (0, 1234, n - 1):
+        assert update(jnp.ones((1, n)).at[0, i].set(jnp.nan))[0], i
+    assert not update(jnp.ones((1, n)))[0]

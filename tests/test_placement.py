@@ -50,6 +50,27 @@ def test_init_shards_per_worker_rows(kind, how):
 
 
 @kinds
+def test_init_on_abstract_shapes(kind):
+    """What a checkpoint is restored into, without allocating anything."""
+    tx = optax.chain(sparsejax.exdyna(0.05), optax.sgd(0.1))
+    mesh = mesh_of(kind=kind)
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(tx.init, jax.eval_shape(lambda: PARAMS))
+    memory = state[0].memory.per_worker
+    assert memory.shape == (WORKERS, N)
+    specs = sparsejax.state_specs(state)
+    assert specs[0].memory.per_worker == P("data")
+    if kind == AxisType.Explicit:
+        assert memory.sharding.spec[0] == "data"
+    # Placed by the specs, a device has its own row and no other.
+    placed = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state),
+        out_shardings=jax.tree.map(lambda s: jax.NamedSharding(mesh, s), specs),
+    )()
+    _check(placed)
+
+
+@kinds
 def test_a_step_on_either_kind_of_axis(kind):
     made = trainer(sparsejax.exdyna(0.05), mesh=mesh_of(kind=kind))
     _, state, updates = made.advance(*made.start(), gradients(0))

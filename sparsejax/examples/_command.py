@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ import tqdm
 import sparsejax
 from sparsejax.examples import _cluster
 from sparsejax.examples._table import Row, format_table, to_json
-from sparsejax.examples._training import RECIPES, Metrics, Run, Task, Trainer
+from sparsejax.examples._training import RECIPES, Metrics, Recipe, Run, Task, Trainer
 
 _DEFAULT_WORKERS = 8
 # How often the progress bar shows the loss: reading it waits for the device.
@@ -25,6 +26,8 @@ def main(
     description: str,
     steps: int,
     argv: Sequence[str] | None = None,
+    recipes: dict[str, Recipe] = RECIPES,
+    default: str = "dense,exdyna,micro",
 ) -> None:
     """Trains a task with several recipes and prints one table.
 
@@ -33,8 +36,10 @@ def main(
       description: for `--help`.
       steps: default of `--steps`.
       argv: the arguments; None for those of the process.
+      recipes: what `--recipe` can name.
+      default: of `--recipe`.
     """
-    parser = _parser(description, steps)
+    parser = _parser(description, steps, recipes, default)
     options = parser.parse_args(argv)
     if options.steps < 2:
         parser.error(f"--steps: got {options.steps}, need 2 or more")
@@ -42,7 +47,7 @@ def main(
         parser.error(f"--seeds: got {options.seeds}, need 1 or more")
     try:
         exchanges = {
-            name: RECIPES[name].build(options.density) for name in options.recipe
+            name: recipes[name].build(options.density) for name in options.recipe
         }
         _cluster.connect(options.workers or _DEFAULT_WORKERS)
         mesh = _cluster.make_mesh(options.workers)
@@ -63,15 +68,18 @@ def main(
 
         params = task.init(0)
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh, period=1)
+        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh)[1]
         for name, exchange in exchanges.items():
             trainer = Trainer(task, exchange, mesh, options.steps)
-            sparse_bytes = _bytes_per_step(exchange, params, mesh, RECIPES[name].period)
+            least, most = _bytes_per_step(exchange, params, mesh)
             for seed in range(options.seeds):
                 bar.set_description(f"{name}, seed {seed}")
                 run = trainer.run(seed, on_step)
-                target = RECIPES[name].target(options.density)
-                rows.append(_row(name, seed, target, sparse_bytes, dense_bytes, run))
+                recipe = recipes[name]
+                share = run.overflow if recipe.lossless else 1 / recipe.period
+                received = least + share * (most - least)
+                target = recipe.target(options.density)
+                rows.append(_row(name, seed, target, received, dense_bytes, run))
 
     if jax.process_index() > 0:
         return
@@ -85,17 +93,19 @@ def main(
         options.json.write_text(to_json(rows) + "\n")
 
 
-def _parser(description: str, steps: int) -> argparse.ArgumentParser:
+def _parser(
+    description: str, steps: int, recipes: dict[str, Recipe], default: str
+) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add(
         "--recipe",
-        type=_recipes,
-        default="dense,exdyna,micro",
+        type=functools.partial(_recipes, recipes),
+        default=default,
         metavar="A,B,C",
-        help=f"of {', '.join(RECIPES)}; or all; default: %(default)s",
+        help=f"of {', '.join(recipes)}; or all; default: %(default)s",
     )
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add(
@@ -110,34 +120,43 @@ def _parser(description: str, steps: int) -> argparse.ArgumentParser:
     return parser
 
 
-def _recipes(text: str) -> list[str]:
+def _recipes(recipes: dict[str, Recipe], text: str) -> list[str]:
     if text == "all":
-        return list(RECIPES)
+        return list(recipes)
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in RECIPES]
+    unknown = [name for name in names if name not in recipes]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"unknown recipe {unknown[0]!r}; there are {', '.join(RECIPES)}"
+            f"unknown recipe {unknown[0]!r}; there are {', '.join(recipes)}"
         )
     return names
 
 
-def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh, period: int) -> int:
+def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh) -> tuple[float, float]:
+    """The bytes of a step that sends the least, and of one that sends the most."""
     moved = sparsejax.wire_bytes(exchange, params, workers=mesh.size)
-    return int(moved.least + (moved.total - moved.least) / period)
+    return moved.least, moved.total
 
 
 def _row(
-    recipe: str, seed: int, target: float, sparse: int, dense: int, run: Run
+    recipe: str,
+    seed: int,
+    target: float | None,
+    received: float,
+    dense: float,
+    run: Run,
 ) -> Row:
+    error = None
+    if target is not None:
+        error = float(np.abs(run.density[1:] / target - 1).max())
     return Row(
         recipe=recipe,
         seed=seed,
         test_accuracy=run.accuracy,
         density_target=target,
         density_mean=float(run.density.mean()),
-        density_worst_error=float(np.abs(run.density[1:] / target - 1).max()),
-        bytes_per_step=sparse,
-        dense_bytes_per_step=dense,
+        density_worst_error=error,
+        bytes_per_step=int(received),
+        dense_bytes_per_step=int(dense),
         ms_per_step=run.ms_per_step,
     )

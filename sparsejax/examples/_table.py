@@ -13,7 +13,9 @@ class Row:
     """One training run.
 
     Attributes:
-      density_worst_error: largest |achieved / target - 1| of all steps but the first.
+      density_target: None where what is not zero is sent.
+      density_worst_error: largest |achieved / target - 1| of all steps but the first;
+        None without a target.
       bytes_per_step: received by each worker, on average over steps;
         `dense_bytes_per_step` by the same worker where nothing is left out.
       ms_per_step: median wall time of a step.
@@ -22,9 +24,9 @@ class Row:
     recipe: str
     seed: int
     test_accuracy: float
-    density_target: float
+    density_target: float | None
     density_mean: float
-    density_worst_error: float
+    density_worst_error: float | None
     bytes_per_step: int
     dense_bytes_per_step: int
     ms_per_step: float
@@ -66,11 +68,16 @@ def _line(recipe: str, runs: list[Row]) -> tuple[str, ...]:
         recipe,
         f"{100 * statistics.mean(run.test_accuracy for run in runs):.2f} %",
         f"{100 * statistics.mean(run.density_mean for run in runs):.3f} %",
-        f"{100 * max(run.density_worst_error for run in runs):.2f} %",
+        _worst([run.density_worst_error for run in runs]),
         f"{runs[0].bytes_per_step:,}",
         f"{100 * share:.2f} %",
         f"{statistics.mean(run.ms_per_step for run in runs):.1f}",
     )
+
+
+def _worst(errors: list[float | None]) -> str:
+    known = [error for error in errors if error is not None]
+    return f"{100 * max(known):.2f} %" if known else "-"
 
 
 def to_json(rows: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import sparsejax
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Bool, Float
 
 Params = Any
 Batch = Any
@@ -31,15 +31,19 @@ class Recipe(NamedTuple):
     Attributes:
       build: density -> transformation.
       everything: whether the whole gradient is sent, whatever the density.
+      lossless: whether just what is not zero is sent, at least of some leaves.
       period: of the steps that send the most; all others send the least.
     """
 
     build: Callable[[float], optax.GradientTransformation]
     everything: bool = False
+    lossless: bool = False
     period: int = 1
 
-    def target(self, density: float) -> float:
-        """The density that a run should achieve when asked for `density`."""
+    def target(self, density: float) -> float | None:
+        """The density that a run should achieve when asked for `density`, if any."""
+        if self.lossless:
+            return None
         return 1.0 if self.everything else density
 
 
@@ -101,13 +105,17 @@ class Run(NamedTuple):
 
     Attributes:
       accuracy: test accuracy after the last step.
+      loss: Float[steps].
       density: Float[steps], achieved in each step.
+      overflow: fraction of the steps that were dense, as something did not fit.
       ms_per_step: median wall time of a step after warm-up, from the call until the new
         parameters are there; without the loading of the batch.
     """
 
     accuracy: float
+    loss: np.ndarray
     density: np.ndarray
+    overflow: float
     ms_per_step: float
 
 
@@ -118,10 +126,12 @@ class Metrics(NamedTuple):
       loss: Float[], mean over the global batch.
       density: Float[], fraction of the coordinates that were exchanged; that each
         worker sent, where `density` is asked of each.
+      overflow: Bool[], whether something did not fit into its message.
     """
 
     loss: Float[Array, ""]
     density: Float[Array, ""]
+    overflow: Bool[Array, ""]
 
 
 class Trainer:
@@ -146,7 +156,7 @@ class Trainer:
         size = max(1, self.task.batch_size // self.mesh.size) * self.mesh.size
         batches = self.task.batches(seed, size)
         params, opt_state = self._init(seed)
-        densities, seconds = [], []
+        logged, seconds = [], []
         for _ in range(self.steps):
             batch = jax.tree.map(self._place, next(batches))
             start = time.perf_counter()
@@ -155,13 +165,16 @@ class Trainer:
             # devices than cores could wait for each other's threads for ever.
             jax.block_until_ready((params, metrics))
             seconds.append(time.perf_counter() - start)
-            densities.append(metrics.density)
+            logged.append(metrics)
             on_step(metrics)
         timed = seconds[min(_WARM_UP, self.steps - 1) :]
+        metrics = jax.tree.map(lambda *x: np.asarray(x), *jax.device_get(logged))
         return Run(
             # Every device has the parameters: one of them is enough to test.
             self.task.accuracy(jax.tree.map(lambda p: p.addressable_data(0), params)),
-            np.asarray(jax.device_get(densities)),
+            metrics.loss,
+            metrics.density,
+            float(metrics.overflow.mean()),
             1e3 * statistics.median(timed),
         )
 
@@ -177,13 +190,6 @@ class Trainer:
         )
 
 
-def _density(report: sparsejax.Report, params: Params) -> Float[Array, ""]:
-    if not hasattr(report.details, "chosen"):
-        return report.density
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return jnp.mean(report.details.chosen.astype(jnp.float32)) / size
-
-
 def _make_step(
     tx: optax.GradientTransformation,
     loss: Callable[[Params, Batch], Float[Array, ""]],
@@ -196,8 +202,8 @@ def _make_step(
         value, grads = sparsejax.value_and_grad(loss, axis_name="data")(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        density = _density(sparsejax.report(opt_state), params)
-        return params, opt_state, Metrics(jax.lax.pmean(value, "data"), density)
+        metrics = Metrics(jax.lax.pmean(value, "data"), *_exchanged(opt_state, params))
+        return params, opt_state, metrics
 
     replicated, per_worker = PartitionSpec(), PartitionSpec("data")
     specs = sparsejax.state_specs(opt_state, "data")
@@ -214,3 +220,19 @@ def _make_step(
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
     )
+
+
+def _exchanged(opt_state, params):
+    """The density over all of `params`, and whether anything overflowed."""
+    reports = sparsejax.reports(opt_state).values()
+    size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    sent = sum(_sent(report) for report in reports)
+    flags = [getattr(report.details, "overflow", False) for report in reports]
+    return sent / size, jnp.any(jnp.stack([jnp.asarray(flag) for flag in flags]))
+
+
+def _sent(report: sparsejax.Report) -> Float[Array, ""]:
+    """How many coordinates were sent; by each worker, if `density` is asked of each."""
+    if hasattr(report.details, "chosen"):
+        return jnp.mean(report.details.chosen.astype(jnp.float32))
+    return report.sent.astype(jnp.float32)

@@ -54,6 +54,14 @@ def dense() -> Exchange:
     """An all-reduce of the whole vector; whatever was selected is ignored.
 
     Sums are formed in float32. Received per worker: `2 (w-1)/w` times 4 n bytes.
+
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.everything(),
+      ...     exchange=sparsejax.exchanges.dense(),
+      ...     memory=sparsejax.memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

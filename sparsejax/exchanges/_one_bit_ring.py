@@ -66,6 +66,14 @@ def one_bit_ring(
       scale: step size of the signs; None for the root mean square of the workers'
         gradients, before the memory adds to them, as a running mean.
       seed: of the random bits.
+
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.everything(),
+      ...     exchange=sparsejax.exchanges.one_bit_ring(period=50),
+      ...     memory=sparsejax.memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

@@ -60,6 +60,14 @@ def packed_signs(
     Raises:
       ValueError: for an unknown rule or route, or for the mean by the route "sum": each
         worker has a factor of its own.
+
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.everything(),
+      ...     exchange=sparsejax.exchanges.packed_signs("mean"),
+      ...     memory=sparsejax.memories.error_feedback(),
+      ... )
     """
     if rule not in _RULES:
         raise ValueError(f"rule: got {rule!r}, expected one of {_RULES}.")

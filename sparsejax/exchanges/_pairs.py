@@ -48,6 +48,15 @@ def pairs(value_dtype: Any = jnp.float32) -> Exchange:
 
     Raises:
       ValueError: for another `value_dtype`.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.topk(0.01),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
     value_dtype = check_value_dtype(value_dtype)
 

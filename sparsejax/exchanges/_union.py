@@ -45,6 +45,14 @@ def union(value_dtype: Any = jnp.float32) -> Exchange:
 
     Raises:
       ValueError: for another `value_dtype`.
+
+    Example:
+      >>> import sparsejax
+      >>> tx = sparsejax.sparsify(
+      ...     sparsejax.sparsifiers.everything(),
+      ...     exchange=sparsejax.exchanges.union(),
+      ...     memory=sparsejax.memories.error_feedback(),
+      ... )
     """
     value_dtype = check_value_dtype(value_dtype)
 

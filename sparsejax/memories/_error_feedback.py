@@ -14,6 +14,13 @@ def error_feedback() -> Memory:
     delivered coordinates, where it is what the exchange says is left. No gradient
     mass is lost, only delayed.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> memory = error_feedback()
+      >>> vector, _ = memory.accumulate(jnp.ones(3), memory.init(3) + 0.5)
+      >>> print(vector)
+      [1.5 1.5 1.5]
+
     References:
       Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
       Stich et al., "Sparsified SGD with memory", NeurIPS 2018.

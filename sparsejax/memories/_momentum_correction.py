@@ -38,6 +38,15 @@ def momentum_correction(momentum: float) -> Memory:
     Args:
       momentum: in [0, 1). With 0 it is `error_feedback`.
 
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.topk(0.01),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.momentum_correction(0.9),
+      ... )
+
     References:
       Lin et al., "Deep Gradient Compression", ICLR 2018.
     """

@@ -13,6 +13,10 @@ def none(scale: Callable[[int], float] | None = None) -> Memory:
     Args:
       scale: maps n to a factor for every gradient, such as the one that makes random
         selection unbiased; by default 1.
+
+    Example:
+      >>> none().init(3)
+      ()
     """
 
     def init(n):

@@ -13,6 +13,7 @@ from sparsejax.recipes._random_k import random_k
 from sparsejax.recipes._sidco import sidco
 from sparsejax.recipes._sign_majority import sign_majority
 from sparsejax.recipes._topk import topk
+from sparsejax.recipes._zen import zen
 
 __all__ = [
     "cltk",
@@ -28,4 +29,5 @@ __all__ = [
     "sidco",
     "sign_majority",
     "topk",
+    "zen",
 ]

@@ -9,14 +9,15 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
 
 def exdyna(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
     value_dtype: Any = jnp.float32,
@@ -31,7 +32,10 @@ def exdyna(
 
     Args:
       density: fraction of all coordinates to deliver per step, in (0, 1]: K* =
-        max(1, floor(density n)) in all, whatever the number of workers.
+        max(1, floor(density n)) in all, whatever the number of workers. Or an optax
+        schedule of it: a function from the number of updates made.
+      max_density: the largest density that a schedule reaches, in (0, 1]; with a
+        schedule only, and necessary there, since it fixes the size of messages.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       threshold: how thresholds are found: by default `thresholds.quota()`, with
         boundaries that follow the blocks' counts; `thresholds.staircase()` is the
@@ -48,8 +52,8 @@ def exdyna(
 
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, or `nonfinite`
-        or `value_dtype` unknown.
+      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
+        `value_dtype` unknown, or `max_density` missing or of no use.
 
     Departs from the paper: by default each worker finds its own threshold in the same
     step, to fill an equal share of K*, and boundaries move by as many blocks as the
@@ -65,12 +69,14 @@ def exdyna(
       Distributed Deep Learning", CCGrid 2024 (arXiv 2402.13781).
     """
     rule = threshold or thresholds.quota()
+    density, most = check_density_schedule(density, max_density)
     return sparsify(
         sparsifiers.exclusive(
-            check_density(density),
+            density,
             partition=getattr(_partition, rule.movement)(),
             threshold=rule,
             capacity=check_capacity(capacity),
+            max_density=most,
         ),
         exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),

@@ -9,14 +9,15 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
 
 def micro(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
     value_dtype: Any = jnp.float32,
@@ -31,7 +32,10 @@ def micro(
 
     Args:
       density: fraction of all coordinates to deliver per step, in (0, 1]: K* =
-        max(1, floor(density n)) in all, whatever the number of workers.
+        max(1, floor(density n)) in all, whatever the number of workers. Or an optax
+        schedule of it: a function from the number of updates made.
+      max_density: the largest density that a schedule reaches, in (0, 1]; with a
+        schedule only, and necessary there, since it fixes the size of messages.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       threshold: how thresholds are found: by default `thresholds.quota()`;
         `thresholds.staircase()` is the published rule.
@@ -46,8 +50,8 @@ def micro(
 
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, or `nonfinite`
-        or `value_dtype` unknown.
+      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
+        `value_dtype` unknown, or `max_density` missing or of no use.
 
     Departs from the paper: by default each worker finds its own threshold in the same
     step, to fill an equal share of K*, where the published staircase moves one global
@@ -61,12 +65,14 @@ def micro(
       Yoon and Oh, "MiCRO: Near-Zero Cost Gradient Sparsification for Scaling and
       Accelerating Distributed DNN Training", HiPC 2023 (arXiv 2310.00967).
     """
+    density, most = check_density_schedule(density, max_density)
     return sparsify(
         sparsifiers.exclusive(
-            check_density(density),
+            density,
             partition=_partition.even(),
             threshold=threshold or thresholds.quota(),
             capacity=check_capacity(capacity),
+            max_density=most,
         ),
         exchange=exchanges.union(value_dtype),
         memory=memories.error_feedback(),

@@ -13,6 +13,7 @@ from sparsejax._checks import check_capacity, check_choice, check_count, check_d
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.recipes._choice import exchange_or_pairs
+from sparsejax.sparsifiers import _tails
 
 
 def sidco(
@@ -81,7 +82,7 @@ def sidco(
     return sparsify(
         sparsifiers.fitted(
             check_density(density),
-            fit=check_choice("fit", fit, tuple(sparsifiers.FITS)),
+            fit=check_choice("fit", fit, tuple(_tails.FITS)),
             stages=check_count("stages", stages),
             granularity=check_choice("granularity", granularity, ("vector", "leaf")),
             capacity=check_capacity(capacity),

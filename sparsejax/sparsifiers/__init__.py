@@ -5,18 +5,18 @@ from sparsejax.sparsifiers._exclusive import exclusive
 from sparsejax.sparsifiers._fitted import fitted
 from sparsejax.sparsifiers._hard_threshold import hard_threshold
 from sparsejax.sparsifiers._layerwise import layerwise
+from sparsejax.sparsifiers._nonzero import nonzero
 from sparsejax.sparsifiers._random_k import random_k
 from sparsejax.sparsifiers._sampled import sampled
-from sparsejax.sparsifiers._tails import FITS
 from sparsejax.sparsifiers._topk import topk
 
 __all__ = [
-    "FITS",
     "everything",
     "exclusive",
     "fitted",
     "hard_threshold",
     "layerwise",
+    "nonzero",
     "random_k",
     "sampled",
     "topk",

@@ -14,7 +14,12 @@ def whole_vector(n: int) -> Payload:
 
 
 def everything() -> Sparsifier:
-    """Chooses every coordinate."""
+    """Chooses every coordinate.
+
+    Example:
+      >>> everything().support
+      'everything'
+    """
 
     def init(layout, worker_count):
         del layout, worker_count

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
 
 from sparsejax import _partition
 from sparsejax._base import Partition, Payload, Sparsifier, ThresholdRule, Window
 from sparsejax._selection import count_in, select_in
 from sparsejax.sparsifiers._everything import whole_vector
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int
+
+Schedule = Callable[[Any], Any]
 
 
 class ExclusiveState(NamedTuple):
@@ -24,12 +32,22 @@ def target_count(density: float, n: int) -> int:
     return min(n, max(1, math.floor(density * n * (1 + 1e-12))))
 
 
+def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
+    """Int32[]: `target_count` of what a schedule says in this step, at most `most`."""
+    density = jnp.asarray(schedule(step), jnp.float32)
+    # The factor is two roundings of float32, and NaN is the least there is.
+    wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
+    bounded = jnp.clip(wanted, 0.0, jnp.float32(most)).astype(jnp.int32)
+    return jnp.clip(bounded, min(1, most), most)
+
+
 def exclusive(
-    density: float,
+    density: float | Schedule,
     *,
     partition: Partition,
     threshold: ThresholdRule,
     capacity: int | None = None,
+    max_density: float | None = None,
 ) -> Sparsifier:
     """Selects `|x| >= threshold` inside this worker's part of the vector.
 
@@ -41,29 +59,48 @@ def exclusive(
     a coordinate's position never decides whether it has to wait.
 
     Args:
-      density: fraction of all coordinates to deliver, in (0, 1].
+      density: fraction of all coordinates to deliver, in (0, 1], or a schedule: a
+        function from Int32[], the step, to Float[].
       partition: how the vector is split, and how the parts move.
       threshold: how a part's threshold is found.
       capacity: payload slots per worker; by default what the threshold rule asks for.
+      max_density: with a schedule, the largest density it may reach: all sizes follow
+        from it. Larger values of the schedule are cut.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import _partition
+      >>> sparsifier = exclusive(
+      ...     0.01,
+      ...     partition=_partition.even(),
+      ...     threshold=sparsejax.thresholds.quota(),
+      ... )
+      >>> sparsifier.support
+      'disjoint'
     """
+    scheduled = callable(density)
+    largest = max_density if scheduled else density
+
+    def target(step, n, most):
+        return live_count(density, step, n, most) if scheduled else most
 
     def init(layout, worker_count):
         n = layout.n
-        goal = target_count(density, n)
+        goal = target_count(largest, n)
         return ExclusiveState(
             partition.init(n, worker_count), threshold.init(goal, worker_count)
         )
 
     def select(vector, state, step, workers, layout):
         n, count = layout.n, workers.count()
-        goal = target_count(density, n)
-        if goal >= n:
+        goal = target_count(largest, n)
+        if goal >= n and not scheduled:
             return whole_vector(n), state
         bounds = partition.bounds(state.partition, n, count, goal)
         owned = _partition.owners(step, count)
         part = owned[workers.index()]
         start, size = bounds[part], bounds[part + 1] - bounds[part]
-        quota = _partition.quotas(step, n, goal, count)[part]
+        quota = _partition.quotas(step, n, target(step, n, goal), count)[part]
         span = partition.span(n, count, goal)
         slots = threshold.capacity(goal, n, count) if capacity is None else capacity
         slots = min(slots, span)
@@ -87,8 +124,8 @@ def exclusive(
 
     def adapt(state, report, step, layout):
         n, count = layout.n, report.demand.shape[0]
-        goal = target_count(density, n)
-        if goal >= n:
+        goal = target_count(largest, n)
+        if goal >= n and not scheduled:
             return state
         demand = _partition.by_part(report.demand, step, count)
         thresholds = _partition.by_part(report.threshold, step, count)
@@ -101,7 +138,7 @@ def exclusive(
                 thresholds,
                 report.details.histogram,
             ),
-            threshold.adapt(state.threshold, demand, thresholds, goal),
+            threshold.adapt(state.threshold, demand, thresholds, target(step, n, goal)),
         )
 
     return Sparsifier(init, select, adapt, "disjoint")

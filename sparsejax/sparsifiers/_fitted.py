@@ -57,6 +57,15 @@ def fitted(
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
       capacity: payload slots per worker; by default 1.2 times what `density` stands
         for, the excess at which the number of stages is left as it is.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.fitted(0.01, fit="gamma"),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

@@ -20,6 +20,15 @@ def hard_threshold(
       threshold: in units of the accumulated gradient.
       density: size of the message, as a fraction of the coordinates, in (0, 1].
       capacity: payload slots per worker; by default what `density` stands for.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.hard_threshold(0.1),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

@@ -32,6 +32,15 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
     Args:
       density: fraction of all coordinates to deliver, in (0, 1].
       capacity: payload slots per worker; by default ceil(K*/w).
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.layerwise(0.01),
+      ...     exchange=exchanges.union(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
     rule = thresholds.quota()
 

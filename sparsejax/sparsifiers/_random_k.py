@@ -28,6 +28,15 @@ def random_k(density: float, *, seed: int = 0) -> Sparsifier:
     Args:
       density: fraction of the coordinates to select, in (0, 1].
       seed: of the draws.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.random_k(0.01),
+      ...     exchange=exchanges.union(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
 
     def init(layout, worker_count):

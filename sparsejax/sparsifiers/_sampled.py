@@ -33,6 +33,15 @@ def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].
       capacity: payload slots per worker; by default `max(1, floor(density n))`.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.sampled(0.01),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.momentum_correction(0.9),
+      ... )
     """
     rule = thresholds.quota(slack=0.0)
 

@@ -27,13 +27,13 @@ class Moments(NamedTuple):
     """Of exceedances `y = x - least`. All Float[].
 
     Attributes:
-      size: how many there are.
+      number: how many there are.
       least: the smallest of the `x`.
       mean: of the `y`.
       variance: of the `y`, unbiased.
     """
 
-    size: Scalar
+    number: Scalar
     least: Scalar
     mean: Scalar
     variance: Scalar

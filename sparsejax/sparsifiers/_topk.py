@@ -23,6 +23,15 @@ def topk(density: float, *, capacity: int | None = None) -> Sparsifier:
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].
       capacity: payload slots per worker; by default k.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.topk(0.01),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.error_feedback(),
+      ... )
     """
     rule = thresholds.quota(slack=0.0)
 

@@ -1,0 +1,103 @@
+"""`characteristics`: how sparse the workers' gradients are, and how they overlap."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+
+class Characteristics(NamedTuple):
+    """What decides how to add sparse gradients up.
+
+    Attributes:
+      density: Float[w], fraction of non-zeros of each worker.
+      overlap: Float[w, w], `|I_i & I_j| / min(|I_i|, |I_j|)` of the workers' non-zeros;
+        0 where one has none.
+      densification: Float[], density of the sum of all workers over the mean density,
+        from 1 (same support) to w (no overlap); 0 without non-zeros. Supports are
+        united, so that sums that cancel count.
+      skewness: Float[w], of w equal contiguous parts of each gradient, the largest
+        density over the mean, from 1 (even) to w (all in one part); 0 without
+        non-zeros.
+    """
+
+    density: Float[Array, " w"]
+    overlap: Float[Array, "w w"]
+    densification: Float[Array, ""]
+    skewness: Float[Array, " w"]
+
+
+def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
+    """Measures density, overlap, densification and skewness of workers' gradients.
+
+    Runs anywhere, on gradients of all workers in one place: for the choice of a method
+    before training, not for every step.
+
+    Args:
+      gradients: pytree of arrays [w, ...], per worker along the first axis.
+      rows: whether leaves [w, V, ...] are taken as V rows, which count as non-zero if
+        any of their elements is; else every element counts.
+
+    Returns:
+      The characteristics, in elements or in rows.
+
+    Raises:
+      ValueError: if there are no leaves, or they disagree about the number of workers.
+
+    Example:
+      >>> import jax.numpy as jnp, sparsejax
+      >>> found = sparsejax.characteristics(jnp.array([[1.0, 2, 0, 0], [0, 3, 0, 4]]))
+      >>> print(found.overlap[0, 1], found.densification, found.skewness)
+      0.5 1.5 [2. 1.]
+
+    References:
+      Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
+      Synchronization", OSDI 2025.
+    """
+    leaves = jax.tree.leaves(gradients)
+    counts = {jnp.shape(leaf)[:1] for leaf in leaves}
+    if len(counts) != 1 or () in counts:
+        raise ValueError(
+            f"gradients: got leaves of shapes {[jnp.shape(leaf) for leaf in leaves]}, "
+            f"expected at least one, all with the number of workers as first axis."
+        )
+    ((count,),) = counts
+
+    def flags(leaf):
+        nonzero = jnp.asarray(leaf) != 0
+        if rows and leaf.ndim > 2:
+            nonzero = jnp.any(nonzero, axis=tuple(range(2, leaf.ndim)))
+        return nonzero.reshape(count, -1)
+
+    support = jnp.concatenate([flags(leaf) for leaf in leaves], axis=1)
+    n = support.shape[1]
+    # Integers: float32 counts exactly only up to 2^24.
+    common = jnp.matmul(
+        support.astype(jnp.int8),
+        support.T.astype(jnp.int8),
+        preferred_element_type=jnp.int32,
+    )
+    sizes = jnp.diagonal(common)
+    least = jnp.minimum(sizes[:, None], sizes[None])
+    united = jnp.sum(jnp.any(support, axis=0), dtype=jnp.int32)
+    total = jnp.sum(sizes.astype(jnp.float32)) / count
+    part = max(1, math.ceil(n / count))
+    padded = jnp.pad(support, ((0, 0), (0, part * count - n)))
+    parts = jnp.sum(padded.reshape(count, count, part), axis=2, dtype=jnp.int32)
+    return Characteristics(
+        density=_ratio(sizes, jnp.full_like(sizes, n)),
+        overlap=_ratio(common, least),
+        densification=_ratio(united, total),
+        skewness=_ratio(jnp.max(parts, axis=1) * count, sizes),
+    )
+
+
+def _ratio(a: Array, b: Array) -> Float[Array, " *shape"]:
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)

@@ -1,0 +1,168 @@
+"""A training process for `test_restarts.py`: saves, is killed, and goes on.
+
+    python -m tests.restart_program DIRECTORY WORKERS STEPS
+
+With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set it is one of
+several processes. It resumes from the newest checkpoint in DIRECTORY, prints `step T`
+after each step, and at last one line of JSON. If the checkpoint is of another number of
+workers, it is resized.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+
+SAVE_EVERY = 5
+SIZE = 48
+BATCH = 24 * 8  # divisible by 8, 4 and 6
+
+
+def make_tx():
+    return optax.chain(
+        sparsejax.per_worker(optax.trace(0.5)),
+        sparsejax.exdyna(0.1),
+        optax.adam(0.05),
+    )
+
+
+def make_params():
+    return {"w": jnp.zeros((SIZE, 4)), "b": jnp.zeros(4)}
+
+
+def loss_of(params, x):
+    target = jnp.sin(jnp.arange(4, dtype=jnp.float32))[None]
+    return jnp.mean((jnp.tanh(x @ params["w"]) + params["b"][None] - target) ** 2)
+
+
+def batch_of(t):
+    rng = np.random.default_rng([5, t])
+    return rng.normal(size=(BATCH, SIZE)).astype(np.float32)
+
+
+def make_step(tx, mesh, specs):
+    def step(params, state, x):
+        loss, grads = sparsejax.value_and_grad(loss_of)(params, x)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return params, state, jax.lax.pmean(loss, "data")
+
+    out_specs = (P(), specs, P())
+    return jax.jit(
+        jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=out_specs
+        ),
+        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
+    )
+
+
+def pending(state):
+    """The mean pending gradient, in float64."""
+    return np.asarray(state[1].memory.per_worker, np.float64).mean(axis=0)
+
+
+def digest(tree):
+    content = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(tree))
+    return hashlib.sha256(content).hexdigest()
+
+
+def restore(checkpointer, path, tx, params, mesh):
+    """The saved step, parameters and state, for the workers of `mesh`."""
+    saved = int((path / "workers").read_text())
+    if saved == mesh.size:
+        state = sparsejax.init(tx, params, mesh)
+        target = jax.tree.map(_abstract, (params, state))
+        return checkpointer.restore(path / "tree", target), None
+    # Another number of workers: the old rows as numpy arrays on the host.
+    abstract = jax.sharding.AbstractMesh((saved,), ("data",))
+    params = jax.eval_shape(make_params)
+    with jax.sharding.use_abstract_mesh(abstract):
+        shapes = jax.eval_shape(tx.init, params)
+    target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, shapes))
+    params, state = checkpointer.restore(path / "tree", target)
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    before = pending(state)
+    state = sparsejax.resize_workers(tx, state, params, mesh)
+    return (params, state), float(np.abs(pending(state) - before).max())
+
+
+def _abstract(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def main(directory, workers, steps):
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=int(os.environ["JAX_PROCESS_ID"]),
+        )
+    directory = pathlib.Path(directory)
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:workers]), ("data",))
+    tx = make_tx()
+    params = jax.device_put(make_params(), NamedSharding(mesh, P()))
+    checkpointer = ocp.StandardCheckpointer()
+    saved = sorted(directory.glob("step-*/workers"))
+    first, error = 0, None
+    if saved:
+        path = saved[-1].parent
+        first = int(path.name.removeprefix("step-"))
+        (params, state), error = restore(checkpointer, path, tx, params, mesh)
+    else:
+        state = sparsejax.init(tx, params, mesh)
+        # Placed, so that the first step compiles for what the later ones get.
+        state = jax.tree.map(
+            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
+            state, sparsejax.state_specs(state),
+        )  # fmt: skip
+    step = make_step(tx, mesh, sparsejax.state_specs(state))
+    for t in range(first, steps):
+        rows = batch_of(t)
+        x = jax.make_array_from_callback(
+            rows.shape, NamedSharding(mesh, P("data")), lambda i, rows=rows: rows[i]
+        )
+        params, state, loss = step(params, state, x)
+        loss.block_until_ready()
+        if (t + 1) % SAVE_EVERY == 0:
+            path = directory / f"step-{t + 1:04d}"
+            checkpointer.save(path / "tree", (params, state))
+            checkpointer.wait_until_finished()
+            # Last, so that a checkpoint without it is known to be incomplete.
+            if jax.process_index() == 0:
+                (path / "workers").write_text(str(workers))
+        print(f"step {t + 1}", flush=True)
+    sparsejax.check_replicas((params, state), mesh)
+    report = sparsejax.report(state)
+    result = {
+        "first": first,
+        "loss": float(loss).hex(),
+        # Of what this process has of it.
+        "digest": digest(
+            [
+                shard.data
+                for leaf in jax.tree.leaves((params, state))
+                for shard in leaf.addressable_shards
+            ]
+        ),
+        "sent": int(report.sent),
+        "rows": state[1].memory.per_worker.shape[0],
+        "resize_error": error,
+        "steps_of_state": int(state[1].step),
+    }
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,124 @@
+"""The benchmark: its rows, its advice, and hosts made of network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sparsejax.bench import _command, _hosts
+
+KEYS = {
+    "recipe",
+    "n",
+    "density",
+    "workers",
+    "ms_median",
+    "bytes_per_step",
+    "speedup_vs_dense",
+}
+
+
+def _run(*arguments):
+    """Runs the benchmark in a process of its own, as its flags are set before jax."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-m", "sparsejax.bench", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _check(file, workers):
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["recipe"] for row in rows] == ["dense", "micro"]
+    for row in rows:
+        assert set(row) == KEYS
+        assert row["workers"] == workers
+        assert row["n"] == 20_000
+        assert row["ms_median"] > 0
+    dense, micro = rows
+    assert dense["speedup_vs_dense"] == 1
+    assert micro["speedup_vs_dense"] == dense["ms_median"] / micro["ms_median"]
+    assert micro["density"] == pytest.approx(0.01)
+    assert micro["bytes_per_step"] < 0.02 * dense["bytes_per_step"]
+
+
+def test_local_devices(tmp_path):
+    file = tmp_path / "rows.json"
+    options = [
+        "--recipe",
+        "micro",
+        "--n",
+        "20000",
+        "--workers",
+        "2",
+        "--repeats",
+        "2",
+        "--json",
+    ]
+    done = _run(*options, str(file))
+    assert done.returncode == 0, done.stderr
+    assert "2 workers in 1 processes" in done.stdout
+    assert "\nHere " in done.stdout
+    _check(file, workers=2)
+
+
+needs_namespaces = pytest.mark.skipif(
+    os.name != "posix"
+    or os.geteuid() != 0
+    or not shutil.which("ip")
+    or not shutil.which("tc"),
+    reason="network namespaces need root and iproute2",
+)
+
+
+@needs_namespaces
+def test_hosts_with_limited_links(tmp_path):
+    file = tmp_path / "rows.json"
+    options = "--recipe micro --n 20000 --hosts 2 --rate 1gbit --repeats 2 --json"
+    done = _run(*options.split(), str(file))
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("this root may not make network namespaces")
+    assert done.returncode == 0, done.stderr
+    assert "2 hosts, 1gbit links, 2 workers in 2 processes" in done.stdout
+    _check(file, workers=2)
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+    assert not [line for line in left.splitlines() if line.startswith("sj")]
+
+
+@needs_namespaces
+def test_a_failing_host_is_reported(capfd):
+    command = ["sh", "-c", 'echo "I am $JAX_PROCESS_ID"; exit $JAX_PROCESS_ID']
+    try:
+        status = _hosts.run_on_hosts(2, "none", command)
+    except _hosts.HostsError as error:
+        pytest.skip(f"this root may not make network namespaces: {error}")
+    out, err = capfd.readouterr()
+    assert status == 1
+    assert "I am 0" in out
+    assert "host 1 failed" in err
+
+
+def test_bad_arguments():
+    with pytest.raises(_hosts.HostsError, match="--hosts: got 0"):
+        _hosts.run_on_hosts(0, "none", ["true"])
+    with pytest.raises(SystemExit):
+        _command.main(["--recipe", "nonsense"])
+
+
+@pytest.mark.parametrize(
+    ("speedup", "advice"), [(0.5, "use dense"), (2.5, "micro is fastest, 2.5 times")]
+)
+def test_advice(speedup, advice):
+    rows = [
+        {"recipe": "dense", "speedup_vs_dense": 1.0},
+        {"recipe": "micro", "speedup_vs_dense": speedup},
+    ]
+    assert advice in _command._advice(rows)

@@ -1,0 +1,75 @@
+"""Every public name is documented, its example runs, and the pages show it."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import sparsejax
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGES = ("exchanges", "memories", "sparsifiers", "thresholds")
+
+
+def _public():
+    for name in sparsejax.__all__:
+        if name not in PACKAGES:
+            yield f"sparsejax.{name}", getattr(sparsejax, name)
+    for package in PACKAGES:
+        module = getattr(sparsejax, package)
+        for name in module.__all__:
+            yield f"sparsejax.{package}.{name}", getattr(module, name)
+
+
+PUBLIC = dict(_public())
+every_name = pytest.mark.parametrize("name", PUBLIC)
+parts = tuple(f"sparsejax.{package}." for package in PACKAGES)
+
+
+def _sections(docstring):
+    return set(re.findall(r"^(\w[\w ]*):", inspect.cleandoc(docstring), re.MULTILINE))
+
+
+@every_name
+def test_docstring(name):
+    documented = PUBLIC[name]
+    docstring = documented.__doc__ or ""
+    assert len(docstring.splitlines()[0]) > 20, "one line that says what it is"
+    assert "Example" in _sections(docstring)
+    # Pytest runs it with all other doctests.
+    assert doctest.DocTestParser().get_examples(docstring)
+    if inspect.isclass(documented):
+        fields = getattr(documented, "_fields", ())
+        for field in fields if len(fields) > 1 else ():
+            assert re.search(rf"^ *{field}: ", docstring, re.MULTILINE), field
+        return
+    named = [p for p in inspect.signature(documented).parameters if p[0] != "_"]
+    for parameter in named:
+        assert re.search(rf"^ *{parameter}: ", docstring, re.MULTILINE), parameter
+    if not name.startswith(parts):
+        assert "Returns" in _sections(docstring) or documented is (
+            sparsejax.check_replicas
+        )
+
+
+def test_pages_show_every_name(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "api" / "index.html").read_text()
+    shown = set(re.findall(r'id="(sparsejax[\w.]*)"', page))
+    assert set(PUBLIC) <= shown, sorted(set(PUBLIC) - shown)
+    reports = (tmp_path / "reports" / "index.html").read_text()
+    for field in sparsejax.Report._fields:
+        assert f"<code>{field}</code>" in reports

@@ -1,0 +1,215 @@
+"""Inside optax's combinators, and what is refused there."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sparsejax
+from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run, trainer
+
+N = sum(p.size for p in PARAMS.values())
+LABELS = {"bias": "dense", "kernel": "sparse", "scale": "dense", "unused": "dense"}
+
+
+def _last(tx, steps=3, **options):
+    *_, (drawn, updates, state) = run(tx, steps, **options)
+    assert np.isfinite(flat(updates)).all()
+    return drawn, updates, state
+
+
+def test_partition_exchanges_each_group_its_own_way():
+    tx = optax.partition(
+        {"sparse": sparsejax.exdyna(0.05), "dense": sparsejax.dense()}, LABELS
+    )
+    drawn, updates, state = _last(tx, 1)
+    for name in ("bias", "scale"):
+        np.testing.assert_allclose(
+            updates[name], drawn[name].mean(axis=0), rtol=1e-5, atol=1e-6
+        )
+    assert np.count_nonzero(updates["kernel"]) == int(0.05 * 600)
+    reports = sparsejax.reports(state)
+    assert sorted(int(r.sent) for r in reports.values()) == [21, 30]
+    with pytest.raises(ValueError, match=r"2 sparsejax states.*reports"):
+        sparsejax.report(state)
+
+
+def test_masked_leaves_pass_through_local():
+    """What is masked out is not exchanged: that stays the user's business."""
+    tx = optax.chain(
+        optax.masked(sparsejax.exdyna(0.05), {k: k == "kernel" for k in PARAMS}),
+        optax.masked(sparsejax.dense(), {k: k != "kernel" for k in PARAMS}),
+    )
+    drawn, updates, _ = _last(tx, 1)
+    np.testing.assert_allclose(
+        updates["bias"], drawn["bias"].mean(axis=0), rtol=1e-5, atol=1e-6
+    )
+    assert np.count_nonzero(updates["kernel"]) == 30
+
+
+def test_inject_hyperparams_with_static_arguments():
+    @optax.inject_hyperparams
+    def rate(learning_rate):
+        return optax.sgd(learning_rate)
+
+    tx = optax.chain(
+        optax.inject_hyperparams(
+            sparsejax.exdyna, static_args=("density", "axis_name", "nonfinite")
+        )(density=0.05),
+        rate(learning_rate=optax.linear_schedule(1.0, 0.0, 10)),
+    )
+    _, injected, state = _last(tx)
+    assert float(state[1].hyperparams["learning_rate"]) == pytest.approx(0.8)
+    assert sparsejax.report(state).sent == int(0.05 * N)
+    _, plain, _ = _last(sparsejax.exdyna(0.05))
+    np.testing.assert_allclose(flat(injected), -0.8 * flat(plain), rtol=1e-6)
+
+
+def test_clipping_before_weight_decay_and_schedules_after():
+    params = jax.tree.map(jnp.ones_like, PARAMS)
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        sparsejax.micro(0.05),
+        optax.add_decayed_weights(0.1),
+        optax.sgd(optax.cosine_decay_schedule(0.5, 10)),
+    )
+    tx, drawn = sparsejax.simulate(tx, workers=WORKERS), gradients(0)
+    updates, state = jax.jit(tx.update)(drawn, tx.init(params), params)
+    assert sparsejax.report(state).sent == int(0.05 * N)
+    rows = flat(drawn, (WORKERS,))
+    clipped = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    # Everywhere the decay, and where something was delivered the clipped mean as well.
+    delivered = flat(updates) / -0.5 - 0.1
+    np.testing.assert_allclose(
+        delivered,
+        np.where(abs(delivered) > 1e-6, clipped.mean(axis=0), 0),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+def test_muon_after_the_sparsifier():
+    params = {k: v for k, v in PARAMS.items() if v.size}  # muon divides by sizes
+    tx = optax.chain(sparsejax.exdyna(0.05), optax.contrib.muon(0.1))
+    _, updates, state = _last(
+        tx, params=params, stream=lambda t: gradients(t, params=params)
+    )
+    assert np.abs(updates["kernel"]).max() > 0
+    assert sparsejax.report(state).sent == int(0.05 * N)
+
+
+def test_schedule_free_after_the_sparsifier():
+    """`schedule_free` wraps the optimizer; the sparsifier goes in front of it."""
+    tx = optax.chain(
+        sparsejax.exdyna(0.05),
+        optax.contrib.schedule_free(optax.sgd(0.1), learning_rate=0.1),
+    )
+    *_, state = _last(tx)
+    averaged = optax.contrib.schedule_free_eval_params(state[1], PARAMS)
+    assert np.isfinite(flat(averaged)).all()
+    assert np.abs(flat(averaged)).max() > 0
+
+
+# -- what is refused -------------------------------------------------------------------
+
+INNER = {
+    "exdyna": sparsejax.exdyna(0.1),
+    "chain": optax.chain(optax.clip(1.0), sparsejax.dense(), optax.sgd(0.1)),
+    "per_worker": sparsejax.per_worker(sparsejax.micro(0.1)),
+}
+inner = pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+
+
+def _refused(wrap, inner, match):
+    """Neither `init` nor `update`, also with a state that was made unwrapped."""
+    wrapped = wrap(inner)
+    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match=f"init: .*{match}"):
+        wrapped.init(PARAMS)
+    with (
+        jax.set_mesh(mesh_of()),
+        pytest.raises(ValueError, match=f"init: .*{match}"),
+    ):
+        jax.eval_shape(wrapped.init, PARAMS)
+    plain = wrap(optax.identity()).init(PARAMS)
+    state = sparsejax.init(inner, PARAMS, mesh_of())
+    field = "inner_opt_state" if hasattr(plain, "inner_opt_state") else "inner_state"
+    with pytest.raises(ValueError, match=f"update: .*{match}"):
+        jax.eval_shape(wrapped.update, PARAMS, plain._replace(**{field: state}), PARAMS)
+
+
+@inner
+def test_multi_steps_is_refused(inner):
+    _refused(
+        lambda tx: optax.MultiSteps(tx, 4),
+        inner,
+        r"`optax\.MultiSteps`.*Average the gradients of the microbatches",
+    )
+    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match="MultiSteps"):
+        optax.MultiSteps(inner, 4).gradient_transformation().init(PARAMS)
+
+
+@inner
+def test_apply_if_finite_is_refused(inner):
+    _refused(
+        lambda tx: optax.apply_if_finite(tx, 3),
+        inner,
+        r"`optax\.apply_if_finite`.*nonfinite=\"drop\"",
+    )
+
+
+def test_the_fixes_work():
+    """What the two errors recommend runs."""
+    tx = optax.chain(sparsejax.exdyna(0.1), optax.apply_if_finite(optax.sgd(0.1), 3))
+    _, updates, _ = _last(tx)
+    assert flat(updates).any()
+
+
+def test_microbatches_are_one_exchange():
+    """The mean over two halves of a batch equals the gradient of the whole."""
+    made = trainer(sparsejax.exdyna(0.1))
+    first, second = gradients(0), gradients(1)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    _, state, updates = made.advance(*made.start(), mean)
+    assert int(state.step) == 1
+    assert np.count_nonzero(flat(updates)) == int(0.1 * N)
+
+
+# -- labels ----------------------------------------------------------------------------
+
+
+def test_small_leaves():
+    params = {
+        "kernel": jnp.zeros((64, 64)),
+        "small": jnp.zeros((4, 4)),
+        "vector": jnp.zeros(100_000),
+        "scalar": jnp.zeros(()),
+        "abstract": jax.ShapeDtypeStruct((65, 64), jnp.bfloat16),
+    }
+    labels = sparsejax.small_leaves()(params)
+    assert labels == {
+        "kernel": "sparse",
+        "small": "dense",
+        "vector": "dense",
+        "scalar": "dense",
+        "abstract": "sparse",
+    }
+    labels = sparsejax.small_leaves(min_size=0, sparse="a", dense="b")(params)
+    assert labels["small"] == "a"
+    assert labels["vector"] == "b"
+    with pytest.raises(ValueError, match="min_size: got -1"):
+        sparsejax.small_leaves(-1)
+    with pytest.raises(ValueError, match="two different labels"):
+        sparsejax.small_leaves(sparse="x", dense="x")
+
+
+def test_small_leaves_with_partition():
+    tx = optax.partition(
+        {"sparse": sparsejax.exdyna(0.05), "dense": sparsejax.dense()},
+        sparsejax.small_leaves(min_size=500),
+    )
+    _, updates, _ = _last(tx, 1)
+    assert np.count_nonzero(updates["kernel"]) == 30
+    assert np.count_nonzero(updates["bias"]) == 20
