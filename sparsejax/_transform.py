@@ -136,7 +136,7 @@ def sparsify(
         kept = state.memory.per_worker
         trial, _ = memory.accumulate(gradient, kept)
         # NaN exactly if some element is NaN or inf. Not `max`: XLA:CPU loses NaN in it.
-        dropped = jnp.sum(trial * 0.0) != 0.0
+        dropped = jnp.sum(trial - trial) != 0.0
 
         def healthy(skip, dropped):
             used = jnp.where(skip, 0.0, gradient)
