@@ -27,13 +27,13 @@ class Moments(NamedTuple):
     """Of exceedances `y = x - least`. All Float[].
 
     Attributes:
-      number: how many there are.
+      size: how many there are.
       least: the smallest of the `x`.
       mean: of the `y`.
       variance: of the `y`, unbiased.
     """
 
-    number: Scalar
+    size: Scalar
     least: Scalar
     mean: Scalar
     variance: Scalar
