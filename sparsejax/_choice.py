@@ -40,6 +40,8 @@ def best_exchange(
 
     Compares what this library sends: every exchange is traced at the static sizes that
     it gets from the arguments, padding included, and its collectives are counted.
+    `pairs` is compared where there are no rows, which it does not know; where more is
+    not zero than `density` says it needs a memory, the others average densely.
 
     Args:
       density: the largest fraction of non-zeros, coordinates or rows, that one worker's
@@ -61,8 +63,8 @@ def best_exchange(
 
     Example:
       >>> import sparsejax
-      >>> few = sparsejax.best_exchange(0.01, None, 8, n=2**20)
-      >>> many = sparsejax.best_exchange(0.7, None, 8, n=2**20)
+      >>> few = sparsejax.best_exchange(0.05, None, 16, n=2**20)
+      >>> many = sparsejax.best_exchange(0.7, None, 16, n=2**20)
       >>> few.name, many.name
       ('hashed_owners', 'dense')
     """
@@ -77,6 +79,8 @@ def best_exchange(
         "hashed_owners": exchanges.hashed_owners(densification=densification),
         "recursive_doubling": exchanges.recursive_doubling(densification=densification),
     }
+    if row_size == 1:
+        candidates["pairs"] = exchanges.pairs()
     received = {
         name: _usual_bytes(exchange, density, shape, workers)
         for name, exchange in candidates.items()

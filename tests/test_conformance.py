@@ -48,9 +48,9 @@ def test_init_on_abstract_shapes(case):
 
 
 @every_case
-@pytest.mark.parametrize("params", [{}, {"empty": jnp.zeros((0,))}, jnp.zeros(())])
+@pytest.mark.parametrize("params", [{}, jnp.zeros(())], ids=["none", "scalar"])
 def test_tiny_trees(case, params):
-    """No leaf, a leaf without elements, a scalar: fewer coordinates than workers."""
+    """No leaf, and a scalar: fewer coordinates than workers."""
 
     def stream(t):
         return gradients(t, params=params)
@@ -71,20 +71,21 @@ def test_no_recompilation(case):
 
 
 @every_case
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_updates_have_structure_and_dtype_of_gradients(case, dtype):
-    params = jax.tree.map(lambda p: p.astype(dtype), PARAMS)
-    params["kernel"] = PARAMS["kernel"]  # mixed precision
+def test_updates_have_structure_and_dtype_of_gradients(case):
+    params = {
+        **PARAMS,
+        "bias": PARAMS["bias"].astype(jnp.bfloat16),
+        "scale": PARAMS["scale"].astype(jnp.float16),
+    }
 
     def stream(t):
         return gradients(t, params=params)
 
     for _, updates, state in run(case.make(), 2, params=params, stream=stream):
         chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
-        if case.memory:
-            assert residuals(state).dtype == np.float64  # of float32 leaves:
-            leaf = jax.tree.leaves(state.memory)[0]
-            assert leaf.dtype == jnp.float32
+        kept = jax.tree.leaves(state.memory)
+        assert bool(kept) == case.memory
+        assert all(leaf.dtype == jnp.float32 for leaf in kept)
 
 
 @every_case
@@ -188,12 +189,12 @@ def test_zero_gradients_give_zero_updates(case):
 
 
 @every_case
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_strict_promotion_and_vma(case, check_vma):
+def test_strict_promotion_without_checked_types(case):
+    """All other tests run with `check_vma=True`."""
     with jax.numpy_dtype_promotion("strict"):
-        checked = list(run(case.make(), 2, check_vma=check_vma))
+        strict = list(run(case.make(), 2, check_vma=False))
     expected = list(run(case.make(), 2))
-    np.testing.assert_array_equal(flat(checked[-1][1]), flat(expected[-1][1]))
+    np.testing.assert_array_equal(flat(strict[-1][1]), flat(expected[-1][1]))
 
 
 @every_case

@@ -14,12 +14,12 @@ from sparsejax.exchanges._recursive_doubling import lengths
 from tests.harness import mesh_of, trainer
 
 N = 40_000
-SCHEMES = ("dense", "hashed_owners", "recursive_doubling")
+SCHEMES = ("dense", "hashed_owners", "pairs", "recursive_doubling")
 
 
 def compiled_bytes(name, density, densification, workers, n=N):
     """Bytes of a compiled step in which everything fits, by kind."""
-    sizes = {} if name == "dense" else {"densification": densification}
+    sizes = {} if name in ("dense", "pairs") else {"densification": densification}
     tx = sparsejax.sparsify(
         sparsifiers.nonzero(density),
         exchange=getattr(exchanges, name)(**sizes),
