@@ -38,7 +38,7 @@ def tail_threshold(
     def refine(_, threshold):
         moments = moments_above(x, threshold)
         refined = later(moments, ratio)
-        return jnp.where(moments.number > 0, refined, threshold)
+        return jnp.where(moments.size > 0, refined, threshold)
 
     trips = jnp.where(single, 0, stages - 1)
     threshold = vary_like(threshold, stages)

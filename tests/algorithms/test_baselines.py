@@ -78,7 +78,7 @@ def test_unbiased_random_k():
     np.testing.assert_allclose(
         np.asarray(updates[0])[sent], 5 * gradient.mean(axis=0)[sent], rtol=1e-6
     )
-    assert jax.tree.leaves(states[0].memory) == []
+    assert jax.tree.leaves(states[0][0].memory) == []
 
 
 # -- hard threshold --------------------------------------------------------------------
