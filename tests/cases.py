@@ -149,9 +149,19 @@ CASES = (
 )
 
 
+# One row for each recipe, without its variants: their names continue a recipe's name.
+RECIPES = tuple(
+    case for case in CASES if not any(case.name.startswith(f"{c.name}_") for c in CASES)
+)
+
+
 def parametrize(cases: Iterable[Case] = CASES):
     """Runs a test once for each case; one process compiles what a case needs."""
-    marks = pytest.mark.xdist_group
-    return pytest.mark.parametrize(
-        "case", [pytest.param(c, id=c.name, marks=marks(c.name)) for c in cases]
-    )
+    return pytest.mark.parametrize("case", [param(case) for case in cases])
+
+
+def param(case: Case, *others):
+    """A `pytest.param` of a case, and of other arguments."""
+    name = "-".join([case.name, *(getattr(o, "__name__", str(o)) for o in others)])
+    mark = pytest.mark.xdist_group(case.name)
+    return pytest.param(case, *others, id=name, marks=mark)

@@ -135,14 +135,16 @@ def flat(tree, lead=()):
     )
 
 
+def memory_leaves(state):
+    """All arrays of the memories of the sparsejax states in `state`."""
+    nodes = jax.tree.leaves(
+        state, is_leaf=lambda x: isinstance(x, sparsejax.SparsifyState)
+    )
+    return jax.tree.leaves(
+        [x.memory for x in nodes if isinstance(x, sparsejax.SparsifyState)]
+    )
+
+
 def residuals(state):
     """The residuals [w, n] of the one sparsejax state in `state`, as float64."""
-    found = [
-        leaf
-        for node in jax.tree.leaves(
-            state, is_leaf=lambda x: isinstance(x, sparsejax.SparsifyState)
-        )
-        if isinstance(node, sparsejax.SparsifyState)
-        for leaf in jax.tree.leaves(node.memory)
-    ]
-    return np.asarray(found[0], np.float64)
+    return np.asarray(memory_leaves(state)[0], np.float64)

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 import sparsejax
-from tests.cases import parametrize
+from tests.cases import CASES, RECIPES, param
 from tests.harness import WORKERS, flat, gradients, residuals, run, run_simulated
 
-every_case = parametrize()
-runners = pytest.mark.parametrize("runner", [run, run_simulated])
+# Variants of a recipe on real devices only: what differs in `simulate` is the recipe's.
+every_case = pytest.mark.parametrize(
+    ("case", "runner"),
+    [param(case, run) for case in CASES]
+    + [param(case, run_simulated) for case in RECIPES],
+)
 STEPS, BAD_WORKER = 6, 5
 # Which value comes in which step.
 BAD = {1: np.nan, 3: np.inf, 4: -np.inf}
@@ -37,7 +41,6 @@ def _dropped(t):
 
 
 @every_case
-@runners
 def test_drop_leaves_one_gradient_out(case, runner):
     spoilt = runner(case.make(), STEPS, stream=_spoilt)
     expected = runner(case.make(), STEPS, stream=_without_worker)
@@ -52,7 +55,6 @@ def test_drop_leaves_one_gradient_out(case, runner):
 
 
 @every_case
-@runners
 def test_propagate_poisons_one_step_and_nothing_else(case, runner):
     before = None
     tx = case.make(nonfinite="propagate")
