@@ -91,6 +91,9 @@ def check_capacity(capacity: Any) -> int | None:
 def check_value_dtype(dtype: Any) -> np.dtype:
     """The dtype of values on the wire: float32 or bfloat16.
 
+    Defaults name it by a string: `optax.inject_hyperparams` takes every callable
+    argument for a schedule, and `jnp.float32` is callable.
+
     Raises:
       ValueError: if it is another one.
     """

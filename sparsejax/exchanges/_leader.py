@@ -14,7 +14,7 @@ from sparsejax.exchanges._dense import deliver_all, zero_report
 from sparsejax.exchanges._values import deliver_at
 
 
-def leader(value_dtype: Any = jnp.float32) -> Exchange:
+def leader(value_dtype: Any = "float32") -> Exchange:
     """Worker `step mod w` tells where, and all sum their values there.
 
     Two messages a step, whose size does not depend on the number of workers: the

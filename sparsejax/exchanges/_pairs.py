@@ -32,7 +32,7 @@ class PairsDetails(NamedTuple):
     union: Int[Array, ""]
 
 
-def pairs(value_dtype: Any = jnp.float32) -> Exchange:
+def pairs(value_dtype: Any = "float32") -> Exchange:
     """All workers learn all pairs, and sum those of the same coordinate.
 
     One message a step: an all-gather of the indices, encoded in as few bytes as they

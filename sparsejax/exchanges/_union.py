@@ -27,7 +27,7 @@ class UnionDetails(NamedTuple):
     histogram: Int[Array, " B"]
 
 
-def union(value_dtype: Any = jnp.float32) -> Exchange:
+def union(value_dtype: Any = "float32") -> Exchange:
     """All workers learn all indices, then sum their values there.
 
     Two messages a step: an all-gather of the indices, encoded in as few bytes as they

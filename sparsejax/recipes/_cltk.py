@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
@@ -17,7 +16,7 @@ def cltk(
     density: float = 0.01,
     *,
     axis_name: AxisName = "data",
-    value_dtype: Any = jnp.float32,
+    value_dtype: Any = "float32",
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
@@ -20,7 +19,7 @@ def micro(
     max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
-    value_dtype: Any = jnp.float32,
+    value_dtype: Any = "float32",
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:

@@ -21,7 +21,7 @@ def random_k(
     seed: int = 0,
     unbiased: bool = False,
     axis_name: AxisName = "data",
-    value_dtype: Any = jnp.float32,
+    value_dtype: Any = "float32",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
     """All workers deliver their values at the same k coordinates, drawn at random.

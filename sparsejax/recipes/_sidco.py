@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from sparsejax import memories, sparsifiers
@@ -25,7 +24,7 @@ def sidco(
     granularity: str = "vector",
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = jnp.float32,
+    value_dtype: Any = "float32",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
     """Each worker sends what exceeds a threshold read off a fitted distribution.
