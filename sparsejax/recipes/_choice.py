@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from sparsejax import exchanges
 from sparsejax._base import Exchange
+from sparsejax._checks import check_value_dtype
 
 
 def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
@@ -18,7 +19,7 @@ def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
     """
     if exchange is None:
         return exchanges.pairs(value_dtype)
-    if value_dtype is not jnp.float32:
+    if check_value_dtype(value_dtype) != jnp.float32:
         raise ValueError(
             f"value_dtype: got {value_dtype!r} beside exchange `{exchange.name}`, "
             f"which has a value_dtype of its own. Pass it there, such as "
