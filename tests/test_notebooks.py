@@ -15,6 +15,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What a reader waits for on two cores; here only so that a hang ends.
 TIMEOUT = 600
 
+# One after the other: each of them keeps both cores busy.
+pytestmark = pytest.mark.xdist_group("notebooks")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
