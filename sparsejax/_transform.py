@@ -71,7 +71,8 @@ def sparsify(
       exchange: delivers it, and decides what was delivered.
       memory: what a worker carries to the next step.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: "drop": a worker whose accumulated vector would not be finite adds
+      nonfinite: "drop": a worker whose accumulated vector would not be finite, or has
+        an element beyond `3.4e38 / (2 w)` so that a sum over w workers may not be, adds
         none of its gradient in that step, the mean still divides by the number of
         workers, and `report.dropped` says who it was. "propagate": the whole update
         of that step is NaN and all residuals keep their values.
@@ -135,8 +136,10 @@ def sparsify(
         gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
         kept = state.memory.per_worker
         trial, _ = memory.accumulate(gradient, kept)
-        # NaN exactly if some element is NaN or inf. Not `max`: XLA:CPU loses NaN in it.
-        dropped = jnp.sum(trial - trial) != 0.0
+        # NaN exactly if some element is NaN or inf, or so large that sums over the
+        # workers may be. Not `max`: XLA:CPU loses NaN in it.
+        largest = trial * (2.0 * workers.count())
+        dropped = jnp.sum(largest - largest) != 0.0
 
         def healthy(skip, dropped):
             used = jnp.where(skip, 0.0, gradient)

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 import sparsejax
-from tests.cases import CASES, RECIPES, param
-from tests.harness import WORKERS, flat, gradients, residuals, run, run_simulated
+from tests.cases import CASES, RECIPES, param, parametrize
+from tests.harness import (
+    WORKERS,
+    flat,
+    gradients,
+    memory_leaves,
+    residuals,
+    run,
+    run_simulated,
+)
 
 # Variants of a recipe on real devices only: what differs in `simulate` is the recipe's.
 every_case = pytest.mark.parametrize(
@@ -18,6 +26,8 @@ every_case = pytest.mark.parametrize(
     + [param(case, run_simulated) for case in RECIPES],
 )
 STEPS, BAD_WORKER = 6, 5
+# Beyond it a sum over the workers may not be finite.
+_LIMIT = float(jnp.finfo(jnp.float32).max) / (2 * WORKERS)
 # Which value comes in which step.
 BAD = {1: np.nan, 3: np.inf, 4: -np.inf}
 
@@ -76,7 +86,7 @@ def test_propagate_poisons_one_step_and_nothing_else(case, runner):
 
 def test_an_overflowing_sum_counts_as_nonfinite():
     """Finite gradients whose sum with the residual is not finite are dropped."""
-    huge = float(jnp.finfo(jnp.float32).max) * 0.75
+    huge = _LIMIT * 0.75
 
     def stream(t):
         drawn = jax.tree.map(jnp.zeros_like, gradients(t))
@@ -91,6 +101,24 @@ def test_an_overflowing_sum_counts_as_nonfinite():
         assert np.isfinite(flat(updates)).all()
     assert not seen[0]
     assert any(seen[1:])
+
+
+@parametrize(RECIPES)
+@pytest.mark.parametrize("size", [0.99, 1.01])
+def test_all_workers_near_the_largest_number(case, size):
+    """Finite numbers whose sum over the workers is not: nothing breaks for good."""
+
+    def stream(t):
+        drawn = gradients(t)
+        if t == 1:
+            drawn["kernel"] = drawn["kernel"].at[:, 3, 3].set(size * _LIMIT)
+        return drawn
+
+    for t, (_, updates, state) in enumerate(run(case.make(), 4, stream=stream)):
+        assert np.isfinite(flat(updates)).all()
+        assert all(np.isfinite(leaf).all() for leaf in memory_leaves(state))
+        dropped = sparsejax.report(state).dropped
+        assert dropped.all() if t == 1 and size > 1 else not dropped.any()
 
 
 def test_nan_is_seen_in_a_long_vector():
