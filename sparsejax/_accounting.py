@@ -12,6 +12,7 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._checks import check_count
 from sparsejax._workers import AxisName, Workers
 
 # Names of jax's primitives, by what they do. The "invariant" ones are what a checked
@@ -103,6 +104,10 @@ def wire_bytes(
       The bytes, in all and by collective and branch. An all-reduce of S bytes counts
       2 (w-1)/w S, an all-gather and an all-to-all (w-1)/w S, a permute S.
 
+    Raises:
+      TypeError: if a number of workers is not an int.
+      ValueError: if one is less than 1, or their number is not that of the axes.
+
     Example:
       >>> import jax.numpy as jnp, sparsejax
       >>> params = {"w": jnp.zeros(10_000)}
@@ -113,6 +118,11 @@ def wire_bytes(
     """
     axes = Workers(axis_name).axes
     sizes = workers if isinstance(workers, tuple) else (workers,)
+    sizes = tuple(check_count("workers", size) for size in sizes)
+    if len(sizes) != len(axes):
+        raise ValueError(
+            f"workers: got {workers}, expected one number for each axis of {axes}."
+        )
     mesh = AbstractMesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
 
     def step(gradients):

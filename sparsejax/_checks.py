@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax._base import ThresholdRule
+
 
 def check_density(density: Any, name: str = "density") -> float:
     """`density` as a float in (0, 1]; `name` is the argument's, for errors.
@@ -74,18 +76,11 @@ def check_capacity(capacity: Any) -> int | None:
       TypeError: if it is neither an integer nor None.
       ValueError: if it is less than 1.
     """
-    if capacity is None:
-        return None
-    if isinstance(capacity, bool) or not isinstance(capacity, numbers.Integral):
-        raise TypeError(
-            f"capacity: got {capacity!r}, expected a number of payload slots per "
-            f"worker (a positive int), or None to derive it from the density."
-        )
-    if capacity < 1:
-        raise ValueError(
-            f"capacity: got {capacity}, expected at least one payload slot per worker."
-        )
-    return int(capacity)
+    meaning = (
+        "payload slots per worker (a positive int), or None to derive them from the "
+        "density"
+    )
+    return None if capacity is None else check_count("capacity", capacity, 1, meaning)
 
 
 def check_value_dtype(dtype: Any) -> np.dtype:
@@ -142,19 +137,18 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return value
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int | None:
-    """`value` as an int of at least `least`, or None.
+def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int:
+    """`value` as an int of at least `least`; `meaning` says what was expected.
 
     Raises:
-      TypeError: if it is neither an integer nor None.
+      TypeError: if it is not an integer.
       ValueError: if it is too small.
     """
-    if value is None:
-        return None
+    meaning = meaning or f"an int of at least {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: got {value!r}, expected an int.")
+        raise TypeError(f"{name}: got {value!r}, expected {meaning}.")
     if value < least:
-        raise ValueError(f"{name}: got {value}, expected at least {least}.")
+        raise ValueError(f"{name}: got {value}, expected {meaning}.")
     return int(value)
 
 
@@ -180,17 +174,26 @@ def check_period(period: Any) -> int | None:
       TypeError: if it is neither an integer nor None.
       ValueError: if it is less than 1.
     """
-    if period is None:
-        return None
-    if isinstance(period, bool) or not isinstance(period, numbers.Integral):
-        raise TypeError(
-            f"period: got {period!r}, expected a number of steps (a positive int), or "
-            f"None for never. Inside `optax.inject_hyperparams` pass "
-            f'`static_args=("period", "seed")`.'
-        )
-    if period < 1:
-        raise ValueError(f"period: got {period}, expected at least 1, or None.")
-    return int(period)
+    meaning = (
+        "a number of steps (a positive int), or None for never; inside "
+        '`optax.inject_hyperparams` pass `static_args=("period", "seed")`'
+    )
+    return None if period is None else check_count("period", period, 1, meaning)
+
+
+def check_rule(threshold: Any) -> ThresholdRule | None:
+    """`threshold` as a `ThresholdRule`, or None.
+
+    Raises:
+      TypeError: if it is neither.
+    """
+    if threshold is None or isinstance(threshold, ThresholdRule):
+        return threshold
+    raise TypeError(
+        f"threshold: got {threshold!r}, expected a rule such as "
+        f"`sparsejax.thresholds.staircase()`, with the parentheses, or None for the "
+        f"default, `quota()`."
+    )
 
 
 def check_scale(scale: Any) -> Any:

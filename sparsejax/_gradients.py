@@ -15,6 +15,9 @@ def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
 
     Under `check_vma=True`, `jax.grad` with respect to *replicated* parameters sums over
     the workers; with respect to localised ones it gives each worker's own gradient.
+    Differentiate the loss of this worker's part of the batch: a `pmean` inside the loss
+    divides its gradient by the number of workers, which `value_and_grad` notices and
+    this function cannot.
 
     Args:
       tree: pytree of arrays, replicated or per worker.

@@ -141,7 +141,9 @@ def allocate(make: Callable[..., Any], workers: Workers, *args: Any) -> Any:
             f"init: no axis {workers.axis_name!r} here, so the number of workers is "
             f"unknown. Either set the mesh first, `with jax.set_mesh(mesh): "
             f"tx.init(params)` (or `sparsejax.init(tx, params, mesh)`), or call "
-            f"`tx.init` inside `jax.shard_map`."
+            f"`tx.init` inside `jax.shard_map`. If the workers' axis has another name, "
+            f"say so to both sides: `axis_name=` of the recipe, and of `simulate`, "
+            f"`wire_bytes` and the like."
         )
 
     def local(*args):

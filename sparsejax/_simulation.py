@@ -6,9 +6,11 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._checks import check_count
 from sparsejax._placement import map_per_worker, state_specs
 from sparsejax._workers import AxisName
 
@@ -31,8 +33,9 @@ def simulate(
       for per-worker parts, no worker axis on the rest.
 
     Raises:
-      ValueError: if `workers` is less than 1, or if an output that should be equal on
-        all workers is not provably so.
+      TypeError: if `workers` is not an int.
+      ValueError: if `workers` is less than 1, if gradients lack the leading axis [w],
+        or if an output that should be equal on all workers is not provably so.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
@@ -43,8 +46,7 @@ def simulate(
       >>> print(updates["w"])
       [3. 0. 0. 3.]
     """
-    if workers < 1:
-        raise ValueError(f"workers: got {workers}, expected at least 1.")
+    workers = check_count("workers", workers)
     tx = optax.with_extra_args_support(tx)
     mapped = {"axis_name": axis_name, "axis_size": workers}
 
@@ -80,8 +82,20 @@ def simulate(
     compiled = jax.jit(functools.partial(step, extra_args={}))
 
     def update(updates, state, params=None, **extra_args):
+        _check_leading_axis(updates, workers)
         if extra_args:  # may hold anything, functions too
             return step(updates, state, params, extra_args)
         return compiled(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_leading_axis(gradients: Any, workers: int) -> None:
+    """Raises ValueError unless every leaf has the shape [workers, ...]."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+        if jnp.shape(leaf)[:1] != (workers,):
+            raise ValueError(
+                f"update: the gradient `{jax.tree_util.keystr(path) or '(root)'}` has "
+                f"the shape {jnp.shape(leaf)}, but the first axis should be that of "
+                f"the {workers} simulated workers."
+            )

@@ -65,6 +65,14 @@ class Workers:
 
     axis_name: AxisName
 
+    def __post_init__(self):
+        names = self.axes
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"axis_name: got {self.axis_name!r}, expected the name of a mesh axis, "
+                f"such as 'data', or a tuple of names, ('host', 'local')."
+            )
+
     @property
     def axes(self) -> tuple[str, ...]:
         name = self.axis_name

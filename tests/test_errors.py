@@ -244,9 +244,45 @@ def test_report_needs_exactly_one():
     assert list(sparsejax.reports(state)) == ["[0].report", "[1].report"]
 
 
-def test_simulate_needs_workers():
+@pytest.mark.parametrize("workers", [0, -1, 2.5, None, (2, 2)])
+def test_simulate_needs_workers(workers):
+    error = ValueError if workers in (0, -1) else TypeError
+    with pytest.raises(error, match=r"workers: got .*expected an int of at least 1"):
+        sparsejax.simulate(sparsejax.dense(), workers=workers)
+
+
+@pytest.mark.parametrize("shape", [(), (40,), (3, 40)])
+def test_simulate_needs_a_leading_axis(shape):
+    tx = sparsejax.simulate(sparsejax.dense(), workers=4)
+    state = tx.init(jnp.zeros(40))
+    with pytest.raises(ValueError, match=r"root.*first axis.* 4 simulated workers"):
+        tx.update(jnp.zeros(shape), state)
+
+
+@recipes
+@pytest.mark.parametrize("rule", ["x", 0.5, sparsejax.thresholds.staircase])
+def test_threshold_rule(recipe, rule):
+    with pytest.raises(TypeError, match=r"threshold: got .*staircase\(\)"):
+        recipe(0.1, threshold=rule)
+
+
+@recipes
+@pytest.mark.parametrize("name", [["data"], None, (), ("a", 1)])
+def test_axis_name(recipe, name):
+    with pytest.raises(TypeError, match=r"axis_name: got .*name of a mesh axis"):
+        recipe(0.1, axis_name=name)
+
+
+def test_wire_bytes_asks_for_one_number_per_axis():
+    tx = sparsejax.exdyna(0.1)
+    for workers in ((2, 4), ()):
+        with pytest.raises(ValueError, match=r"workers: got .*each axis"):
+            sparsejax.wire_bytes(tx, PARAMS, workers=workers)
     with pytest.raises(ValueError, match="workers: got 0"):
-        sparsejax.simulate(sparsejax.dense(), workers=0)
+        sparsejax.wire_bytes(tx, PARAMS, workers=0)
+    other = sparsejax.exdyna(0.1, axis_name="host")
+    with pytest.raises(ValueError, match=r"no axis 'host'.*`wire_bytes`"):
+        sparsejax.wire_bytes(other, PARAMS, workers=4)
 
 
 def test_branching_on_a_local_predicate_is_refused():

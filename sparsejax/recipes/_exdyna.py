@@ -8,7 +8,7 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density_schedule
+from sparsejax._checks import check_capacity, check_density_schedule, check_rule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -50,7 +50,8 @@ def exdyna(
       numbers per block.
 
     Raises:
-      TypeError: if `density` or `capacity` is not a number, or is traced.
+      TypeError: if `density` or `capacity` is not a number, or is traced; if
+        `threshold` is not a rule.
       ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
         `value_dtype` unknown, or `max_density` missing or of no use.
 
@@ -67,7 +68,7 @@ def exdyna(
       Yoon and Oh, "Preserving Near-Optimal Gradient Sparsification Cost for Scalable
       Distributed Deep Learning", CCGrid 2024 (arXiv 2402.13781).
     """
-    rule = threshold or thresholds.quota()
+    rule = check_rule(threshold) or thresholds.quota()
     density, most = check_density_schedule(density, max_density)
     return sparsify(
         sparsifiers.exclusive(

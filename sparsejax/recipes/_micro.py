@@ -8,7 +8,7 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density_schedule
+from sparsejax._checks import check_capacity, check_density_schedule, check_rule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -48,7 +48,8 @@ def micro(
       (replicated). Its state holds one float32 residual [n] per worker.
 
     Raises:
-      TypeError: if `density` or `capacity` is not a number, or is traced.
+      TypeError: if `density` or `capacity` is not a number, or is traced; if
+        `threshold` is not a rule.
       ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
         `value_dtype` unknown, or `max_density` missing or of no use.
 
@@ -69,7 +70,7 @@ def micro(
         sparsifiers.exclusive(
             density,
             partition=_partition.even(),
-            threshold=threshold or thresholds.quota(),
+            threshold=check_rule(threshold) or thresholds.quota(),
             capacity=check_capacity(capacity),
             max_density=most,
         ),

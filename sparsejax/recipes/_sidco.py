@@ -82,7 +82,7 @@ def sidco(
         sparsifiers.fitted(
             check_density(density),
             fit=check_choice("fit", fit, tuple(_tails.FITS)),
-            stages=check_count("stages", stages),
+            stages=None if stages is None else check_count("stages", stages),
             granularity=check_choice("granularity", granularity, ("vector", "leaf")),
             capacity=check_capacity(capacity),
         ),
