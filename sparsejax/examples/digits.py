@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from sklearn import datasets, model_selection
 
 from sparsejax.examples import _command
+from sparsejax.examples._classification import classification
 from sparsejax.examples._training import Task
 
 _LEARNING_RATE = 0.2
@@ -73,12 +72,6 @@ def make_task() -> Task:
     def logits(params, images):
         return nnx.merge(graph, params)(images)
 
-    def loss(params, batch):
-        images, labels = batch
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits(params, images), labels
-        ).mean()
-
     def batches(seed: int, size: int) -> Iterator[tuple[np.ndarray, ...]]:
         rng = np.random.default_rng(seed)
         while True:
@@ -87,21 +80,16 @@ def make_task() -> Task:
                 rows = order[start : start + size]
                 yield tuple(part[rows] for part in train)
 
-    @jax.jit
-    def accuracy(params):
-        images, labels = test
-        return jnp.mean(jnp.argmax(logits(params, images), axis=-1) == labels)
-
     def optimizer(steps: int) -> optax.GradientTransformation:
         return optax.sgd(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
 
-    return Task(
-        name="digits",
+    return classification(
+        "digits",
         init=init,
-        loss=loss,
+        logits=logits,
         batches=batches,
+        test=test,
         batch_size=_BATCH_SIZE,
-        accuracy=lambda params: float(accuracy(params)),
         optimizer=optimizer,
     )
 

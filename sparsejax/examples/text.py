@@ -27,6 +27,7 @@ import optax
 
 import sparsejax
 from sparsejax.examples import _command
+from sparsejax.examples._classification import classification
 from sparsejax.examples._training import Recipe, Task
 
 _CONTEXT = 4
@@ -113,33 +114,22 @@ def make_task() -> Task:
             },
         }
 
-    def loss(params, batch):
-        contexts, following = batch
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits(params, contexts), following
-        ).mean()
-
     def batches(seed: int, size: int) -> Iterator[tuple[np.ndarray, ...]]:
         rng = np.random.default_rng(seed)
         while True:
             rows = rng.integers(len(train[0]), size=size)
             yield tuple(part[rows] for part in train)
 
-    @jax.jit
-    def accuracy(params):
-        contexts, following = test
-        return jnp.mean(jnp.argmax(logits(params, contexts), axis=-1) == following)
-
     def optimizer(steps: int) -> optax.GradientTransformation:
         return optax.adam(optax.cosine_decay_schedule(_LEARNING_RATE, steps))
 
-    return Task(
-        name="text",
+    return classification(
+        "text",
         init=init,
-        loss=loss,
+        logits=logits,
         batches=batches,
+        test=test,
         batch_size=_BATCH_SIZE,
-        accuracy=lambda params: float(accuracy(params)),
         optimizer=optimizer,
     )
 

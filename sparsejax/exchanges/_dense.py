@@ -4,34 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax._base import Delivery, Exchange, Report
+from sparsejax._base import Delivery, Exchange
+from sparsejax.exchanges._report import no_state, whole_report, zero_report
 from sparsejax.exchanges._values import average
-
-
-def zero_report(n, worker_count, details=()):
-    """The report of a step in which nothing happened."""
-    del n
-    return Report(
-        demand=jnp.zeros((worker_count,), jnp.int32),
-        sent=jnp.zeros((), jnp.int32),
-        density=jnp.zeros((), jnp.float32),
-        threshold=jnp.zeros((worker_count,), jnp.float32),
-        dropped=jnp.zeros((worker_count,), jnp.bool_),
-        details=details,
-    )
-
-
-def whole_report(n, dropped, details=()):
-    """The report of a step in which every coordinate was delivered."""
-    count = dropped.shape[0]
-    return Report(
-        demand=jnp.full((count,), n, jnp.int32),
-        sent=jnp.asarray(n, jnp.int32),
-        density=jnp.ones((), jnp.float32),
-        threshold=jnp.zeros((count,), jnp.float32),
-        dropped=dropped,
-        details=details,
-    )
 
 
 def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.float32):
@@ -64,16 +39,12 @@ def dense() -> Exchange:
       ... )
     """
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         del step
         return deliver_all(vector, payload.dropped, workers, layout), state
 
     def report(layout, worker_count):
-        return zero_report(layout.n, worker_count)
+        return zero_report(worker_count)
 
     accepts = frozenset({"disjoint", "overlapping", "agreed", "everything"})
-    return Exchange(init, apply, report, accepts, "dense")
+    return Exchange(no_state, apply, report, accepts, "dense")

@@ -12,7 +12,8 @@ from sparsejax import _bits, _codec, _owners
 from sparsejax._base import Exchange
 from sparsejax._in_place import late_zeros
 from sparsejax._workers import vary_like
-from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
     check_sizes,
@@ -167,10 +168,6 @@ def hashed_owners(
         )
     mapping = _owners.MAPS[owners]()
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         n, count = vector.shape[0], workers.count()
         if payload.indices is None or not payload.indices.size:
@@ -232,10 +229,10 @@ def hashed_owners(
     def report(layout, worker_count):
         zero = jnp.zeros((), jnp.float32)
         details = HashedOwnersDetails(*[zero] * 5, jnp.zeros((), jnp.bool_))
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     accepts = frozenset({"disjoint", "overlapping"})
-    return Exchange(init, apply, report, accepts, "hashed_owners")
+    return Exchange(no_state, apply, report, accepts, "hashed_owners")
 
 
 def _whole_details():

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import _codec
-from sparsejax._base import Delivery, Exchange, Report
+from sparsejax._base import Delivery, Exchange
 from sparsejax._checks import check_value_dtype
-from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._values import deliver_at
 
 
@@ -42,10 +43,6 @@ def leader(value_dtype: Any = "float32") -> Exchange:
     """
     value_dtype = check_value_dtype(value_dtype)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         n, count = vector.shape[0], workers.count()
         if payload.indices is None:
@@ -63,26 +60,19 @@ def leader(value_dtype: Any = "float32") -> Exchange:
         told = workers.sum(_widen(_codec.pack((code, table))))
         told = jax.lax.bitcast_convert_type(told, _codec.WORD).reshape(1, -1)
         code, table = _codec.unpack(told, (code, table))
-        demand, threshold, dropped = _codec.unpack(table[0], facts)
+        facts = _codec.unpack(table[0], facts)
         indices = _codec.decode_indices(
             code, nowhere[None], n, n, payload.indices.shape[0]
         )[0]
         update, left = deliver_at(vector, indices, workers, layout, value_dtype)
-        sent = jnp.sum(indices < n, dtype=jnp.int32)
-        report = Report(
-            demand=demand,
-            sent=sent,
-            density=sent.astype(jnp.float32) / max(n, 1),
-            threshold=threshold,
-            dropped=dropped,
-        )
+        report = sparse_report(indices, n, facts)
         return Delivery(update, indices, left, report), state
 
     def report(layout, worker_count):
-        return zero_report(layout.n, worker_count)
+        return zero_report(worker_count)
 
     accepts = frozenset({"overlapping", "everything"})
-    return Exchange(init, apply, report, accepts, "leader")
+    return Exchange(no_state, apply, report, accepts, "leader")
 
 
 def _widen(words):

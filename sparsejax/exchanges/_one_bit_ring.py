@@ -11,7 +11,7 @@ from sparsejax import _bits
 from sparsejax._base import Delivery, Exchange
 from sparsejax._placement import PerWorker
 from sparsejax.exchanges import _merge, _ring, _step_size
-from sparsejax.exchanges._dense import whole_report, zero_report
+from sparsejax.exchanges._report import whole_report, zero_report
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, UInt32
@@ -141,7 +141,7 @@ def one_bit_ring(
     def report(layout, worker_count):
         zero = jnp.zeros((), jnp.float32)
         details = OneBitDetails(zero, zero, jnp.asarray(False))
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     return Exchange(
         init,

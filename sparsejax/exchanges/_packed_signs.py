@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sparsejax._base import Delivery, Exchange
 from sparsejax.exchanges import _ballots, _step_size
-from sparsejax.exchanges._dense import whole_report, zero_report
+from sparsejax.exchanges._report import whole_report, zero_report
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -128,7 +128,7 @@ def packed_signs(
 
     def report(layout, worker_count):
         details = SignDetails(jnp.zeros((), jnp.float32))
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     return Exchange(
         init,

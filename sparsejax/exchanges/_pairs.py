@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax._base import Delivery, Exchange, Report
+from sparsejax._base import Delivery, Exchange
 from sparsejax._checks import check_value_dtype
 from sparsejax._in_place import late_zeros
 from sparsejax._layout import round_to
 from sparsejax._workers import vary_like
-from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._union import gather_indices
 from sparsejax.exchanges._values import distinct
 
@@ -60,10 +61,6 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
     """
     value_dtype = check_value_dtype(value_dtype)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         del step
         n, count = vector.shape[0], workers.count()
@@ -74,21 +71,15 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
                 vector, payload.dropped, workers, layout, details, value_dtype
             ), state
         values = round_to(payload.values, value_dtype)
-        indices, demand, threshold, dropped, received = gather_indices(
+        indices, *facts, received = gather_indices(
             payload, n, workers, values.astype(value_dtype)
         )
         shares = received.astype(jnp.float32) / count
         total = _sum_in_order(n, indices, shares)
         first = distinct(indices, n).ravel()
-        sent = jnp.sum(first < n, dtype=jnp.int32)
-        report = Report(
-            demand=demand,
-            sent=sent,
-            density=sent.astype(jnp.float32) / max(n, 1),
-            threshold=threshold,
-            dropped=dropped,
-            details=PairsDetails(jnp.sum(indices < n, axis=1, dtype=jnp.int32), sent),
-        )
+        chosen = jnp.sum(indices < n, axis=1, dtype=jnp.int32)
+        report = sparse_report(first, n, facts)
+        report = report._replace(details=PairsDetails(chosen, report.sent))
         left = payload.values - values
         if not layout.exact:
             # The cast to the gradient's dtype rounds the sum. What it takes away stays
@@ -105,10 +96,10 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
         details = PairsDetails(
             jnp.zeros((worker_count,), jnp.int32), jnp.zeros((), jnp.int32)
         )
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     accepts = frozenset({"overlapping", "everything"})
-    return Exchange(init, apply, report, accepts, "pairs")
+    return Exchange(no_state, apply, report, accepts, "pairs")
 
 
 def _sum_in_order(n, indices, values):

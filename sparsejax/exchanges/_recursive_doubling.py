@@ -12,7 +12,8 @@ from sparsejax import _codec
 from sparsejax._base import Exchange
 from sparsejax._in_place import late_zeros
 from sparsejax._workers import vary_like
-from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
     check_sizes,
@@ -130,10 +131,6 @@ def recursive_doubling(
     """
     check_sizes(capacity, densification)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         del step
         n, count = vector.shape[0], workers.count()
@@ -182,10 +179,10 @@ def recursive_doubling(
     def report(layout, worker_count):
         zero = jnp.zeros((), jnp.float32)
         details = RecursiveDoublingDetails(zero, zero, zero, jnp.zeros((), jnp.bool_))
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     accepts = frozenset({"disjoint", "overlapping"})
-    return Exchange(init, apply, report, accepts, "recursive_doubling")
+    return Exchange(no_state, apply, report, accepts, "recursive_doubling")
 
 
 def _cut(payload, units, slots, counted) -> _List:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax import _codec, _partition
-from sparsejax._base import Agreed, Delivery, Exchange, Report, Window
+from sparsejax._base import Agreed, Delivery, Exchange, Window
 from sparsejax._checks import check_value_dtype
-from sparsejax.exchanges._dense import deliver_all, zero_report
+from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._values import deliver_at, distinct
 
 if TYPE_CHECKING:
@@ -56,10 +57,6 @@ def union(value_dtype: Any = "float32") -> Exchange:
     """
     value_dtype = check_value_dtype(value_dtype)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
     def apply(vector, payload, state, step, workers, layout):
         del step
         n, count = vector.shape[0], workers.count()
@@ -68,7 +65,7 @@ def union(value_dtype: Any = "float32") -> Exchange:
             return deliver_all(
                 vector, payload.dropped, workers, layout, details, value_dtype
             ), state
-        indices, demand, threshold, dropped = gather_indices(payload, n, workers)
+        indices, *facts = gather_indices(payload, n, workers)
         if isinstance(payload.window, Agreed):
             indices = payload.indices
         elif payload.window is None:
@@ -76,24 +73,17 @@ def union(value_dtype: Any = "float32") -> Exchange:
         else:
             indices = indices.ravel()
         update, left = deliver_at(vector, indices, workers, layout, value_dtype)
-        sent = jnp.sum(indices < n, dtype=jnp.int32)
-        report = Report(
-            demand=demand,
-            sent=sent,
-            density=sent.astype(jnp.float32) / max(n, 1),
-            threshold=threshold,
-            dropped=dropped,
-            details=UnionDetails(_histogram(indices, n, count)),
-        )
+        details = UnionDetails(_histogram(indices, n, count))
+        report = sparse_report(indices, n, facts, details)
         return Delivery(update, indices, left, report), state
 
     def report(layout, worker_count):
         size = _partition.blocks(layout.n, worker_count)[0]
         details = UnionDetails(jnp.zeros((size,), jnp.int32))
-        return zero_report(layout.n, worker_count, details)
+        return zero_report(worker_count, details)
 
     accepts = frozenset({"disjoint", "overlapping", "agreed", "everything"})
-    return Exchange(init, apply, report, accepts, "union")
+    return Exchange(no_state, apply, report, accepts, "union")
 
 
 def gather_indices(payload, n, workers, *more):
