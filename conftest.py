@@ -16,7 +16,7 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The kernel allows a process some 65,000 mappings, and the compiler aborts without one.
-_MOST_MAPPINGS = 20_000
+_MOST_MAPPINGS = 40_000
 
 
 @pytest.fixture(autouse=True)

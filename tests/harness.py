@@ -42,6 +42,11 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
     return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
 
 
+# Most of the suite's time goes into compiling small programs that run for moments. The
+# passes over the program as a whole, and so its buffers and collectives, are the same.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
 class Trainer(NamedTuple):
     """A jitted, donated step, and the state and parameters that it starts from."""
 
@@ -90,7 +95,9 @@ def _trainer(tx, treedef, shapes, mesh, check_vma, _):
         check_vma=check_vma,
     )
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
-    jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
+    jitted = jax.jit(
+        mapped, donate_argnums=(0, 1), out_shardings=shardings, compiler_options=QUICK
+    )
     # Placed, so that the first call compiles for the same shardings as the second.
     params = jax.device_put(params, shardings[0])
     state = jax.tree.map(jax.device_put, state, shardings[1])
@@ -110,7 +117,7 @@ def run(tx, steps, *, params=None, mesh=None, stream=gradients, **options):
 @functools.cache
 def _simulated(tx, workers):
     simulated = sparsejax.simulate(tx, workers=workers)
-    return simulated.init, jax.jit(simulated.update)
+    return simulated.init, jax.jit(simulated.update, compiler_options=QUICK)
 
 
 def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):

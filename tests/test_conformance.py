@@ -80,14 +80,13 @@ def test_updates_have_structure_and_dtype_of_gradients(case):
         "scale": PARAMS["scale"].astype(jnp.float16),
     }
 
-    def stream(t):
-        return gradients(t, params=params)
-
-    for _, updates, state in run(case.make(), 2, params=params, stream=stream):
-        chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
-        kept = memory_leaves(state)
-        assert kept or not case.memory
-        assert all(leaf.dtype == jnp.float32 for leaf in kept)
+    made = trainer(case.make(), params)
+    drawn = gradients(0, params=params)
+    _, state, updates = jax.eval_shape(made.step, params, made.state, drawn)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
+    kept = memory_leaves(state)
+    assert kept or not case.memory
+    assert all(leaf.dtype == jnp.float32 for leaf in kept)
 
 
 @every_case
@@ -191,12 +190,21 @@ def test_zero_gradients_give_zero_updates(case):
 
 
 @every_case
-def test_strict_promotion_without_checked_types(case):
-    """All other tests run with `check_vma=True`."""
+def test_strict_promotion(case):
     with jax.numpy_dtype_promotion("strict"):
-        strict = list(run(case.make(), 2, check_vma=False))
+        made = trainer(case.make())
+        _, state, _ = jax.eval_shape(
+            made.step, made.params, made.state, made.shard(gradients(0))
+        )
+    assert _types(state) == _types(made.state)
+
+
+@every_recipe
+def test_without_checked_types(case):
+    """All other tests run with `check_vma=True`."""
+    unchecked = list(run(case.make(), 2, check_vma=False))
     expected = list(run(case.make(), 2))
-    np.testing.assert_array_equal(flat(strict[-1][1]), flat(expected[-1][1]))
+    np.testing.assert_array_equal(flat(unchecked[-1][1]), flat(expected[-1][1]))
 
 
 @every_case

@@ -19,12 +19,12 @@ from tests.harness import (
     run_simulated,
 )
 
-# Variants of a recipe on real devices only: what differs in `simulate` is the recipe's.
-every_case = pytest.mark.parametrize(
-    ("case", "runner"),
-    [param(case, run) for case in CASES]
-    + [param(case, run_simulated) for case in RECIPES],
-)
+
+def _rows(*choices):
+    rows = [param(case, runner) for cases, runner in choices for case in cases]
+    return pytest.mark.parametrize(("case", "runner"), rows)
+
+
 STEPS, BAD_WORKER = 6, 5
 # Beyond it a sum over the workers may not be finite.
 _LIMIT = float(jnp.finfo(jnp.float32).max) / (2 * WORKERS)
@@ -50,7 +50,8 @@ def _dropped(t):
     return (np.arange(WORKERS) == BAD_WORKER) & (t in BAD)
 
 
-@every_case
+# Variants of a recipe on real devices only: what differs in `simulate` is the recipe's.
+@_rows((CASES, run), (RECIPES, run_simulated))
 def test_drop_leaves_one_gradient_out(case, runner):
     spoilt = runner(case.make(), STEPS, stream=_spoilt)
     expected = runner(case.make(), STEPS, stream=_without_worker)
@@ -64,7 +65,8 @@ def test_drop_leaves_one_gradient_out(case, runner):
             np.testing.assert_array_equal(residuals(state), residuals(other))
 
 
-@every_case
+# The branch is around all of a recipe, whose variants cannot differ in it.
+@_rows((RECIPES, run), (RECIPES[:3], run_simulated))
 def test_propagate_poisons_one_step_and_nothing_else(case, runner):
     before = None
     tx = case.make(nonfinite="propagate")
