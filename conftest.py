@@ -1,14 +1,20 @@
-"""Eight virtual devices for all tests, and jax at its strictest about shapes."""
+"""Eight virtual devices for all tests, quick compilation, strict shapes."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 
-_COUNT_FLAG = "--xla_force_host_platform_device_count"
+_FLAGS = {
+    "--xla_force_host_platform_device_count": 8,
+    # Most of the suite's time goes into compiling programs that run for moments. What
+    # XLA does to a program as a whole, and so its buffers and collectives, is the same.
+    "--xla_backend_optimization_level": 0,
+}
 # XLA reads its flags once, so this precedes the first import of jax.
-if _COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT_FLAG}=8"
+_given = os.environ.get("XLA_FLAGS", "")
+_missing = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
+os.environ["XLA_FLAGS"] = " ".join([_given, *_missing]).strip()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

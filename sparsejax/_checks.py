@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax._base import ThresholdRule
-
 
 def check_density(density: Any, name: str = "density") -> float:
     """`density` as a float in (0, 1]; `name` is the argument's, for errors.
@@ -179,21 +177,6 @@ def check_period(period: Any) -> int | None:
         '`optax.inject_hyperparams` pass `static_args=("period", "seed")`'
     )
     return None if period is None else check_count("period", period, 1, meaning)
-
-
-def check_rule(threshold: Any) -> ThresholdRule | None:
-    """`threshold` as a `ThresholdRule`, or None.
-
-    Raises:
-      TypeError: if it is neither.
-    """
-    if threshold is None or isinstance(threshold, ThresholdRule):
-        return threshold
-    raise TypeError(
-        f"threshold: got {threshold!r}, expected a rule such as "
-        f"`sparsejax.thresholds.staircase()`, with the parentheses, or None for the "
-        f"default, `quota()`."
-    )
 
 
 def check_scale(scale: Any) -> Any:

@@ -178,6 +178,23 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     return ThresholdRule(init, find, adapt, _slots, limit, movement="balanced")
 
 
+def rule_or_default(threshold: ThresholdRule | None) -> ThresholdRule:
+    """`threshold` as it is, or `quota()` for None.
+
+    Raises:
+      TypeError: if it is neither a rule nor None.
+    """
+    if threshold is None:
+        return quota()
+    if not isinstance(threshold, ThresholdRule):
+        raise TypeError(
+            f"threshold: got {threshold!r}, expected a rule such as "
+            f"`sparsejax.thresholds.staircase()`, with the parentheses, or None for "
+            f"the default, `quota()`."
+        )
+    return threshold
+
+
 def _from_bits(bits: Int[Array, " T"]) -> Float[Array, " T"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 

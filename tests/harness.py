@@ -42,9 +42,8 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
     return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-# Most of the suite's time goes into compiling small programs that run for moments. The
-# passes over the program as a whole, and so its buffers and collectives, are the same.
-QUICK = {"xla_backend_optimization_level": 0}
+# For the few programs that run for longer than they compile: see `conftest.py`.
+OPTIMIZED = {"xla_backend_optimization_level": 3}
 
 
 class Trainer(NamedTuple):
@@ -95,9 +94,7 @@ def _trainer(tx, treedef, shapes, mesh, check_vma, _):
         check_vma=check_vma,
     )
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
-    jitted = jax.jit(
-        mapped, donate_argnums=(0, 1), out_shardings=shardings, compiler_options=QUICK
-    )
+    jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
     # Placed, so that the first call compiles for the same shardings as the second.
     params = jax.device_put(params, shardings[0])
     state = jax.tree.map(jax.device_put, state, shardings[1])
@@ -117,7 +114,7 @@ def run(tx, steps, *, params=None, mesh=None, stream=gradients, **options):
 @functools.cache
 def _simulated(tx, workers):
     simulated = sparsejax.simulate(tx, workers=workers)
-    return simulated.init, jax.jit(simulated.update, compiler_options=QUICK)
+    return simulated.init, jax.jit(simulated.update)
 
 
 def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):

@@ -8,7 +8,7 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density_schedule, check_rule
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -68,7 +68,7 @@ def exdyna(
       Yoon and Oh, "Preserving Near-Optimal Gradient Sparsification Cost for Scalable
       Distributed Deep Learning", CCGrid 2024 (arXiv 2402.13781).
     """
-    rule = check_rule(threshold) or thresholds.quota()
+    rule = thresholds.rule_or_default(threshold)
     density, most = check_density_schedule(density, max_density)
     return sparsify(
         sparsifiers.exclusive(

@@ -8,7 +8,7 @@ import optax
 
 from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
 from sparsejax._base import ThresholdRule
-from sparsejax._checks import check_capacity, check_density_schedule, check_rule
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -70,7 +70,7 @@ def micro(
         sparsifiers.exclusive(
             density,
             partition=_partition.even(),
-            threshold=check_rule(threshold) or thresholds.quota(),
+            threshold=thresholds.rule_or_default(threshold),
             capacity=check_capacity(capacity),
             max_density=most,
         ),

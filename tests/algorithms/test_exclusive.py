@@ -13,6 +13,7 @@ import pytest
 
 import sparsejax
 from sparsejax import thresholds
+from tests.harness import OPTIMIZED
 from tests.reference import Global, gradient_stream
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -26,7 +27,9 @@ class _Run:
     def __init__(self, tx, n, workers):
         simulated = sparsejax.simulate(tx, workers=workers)
         self.state = simulated.init(jnp.zeros(n))
-        self.update = jax.jit(simulated.update, donate_argnums=1)
+        self.update = jax.jit(
+            simulated.update, donate_argnums=1, compiler_options=OPTIMIZED
+        )
         self.initial = jax.device_get(self.state.sparsifier)
         self.steps = []
 

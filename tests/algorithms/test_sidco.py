@@ -71,7 +71,7 @@ def test_vectors_that_no_distribution_fits(fit, granularity):
         "zero": np.zeros(400),
         "constant": np.full(400, -2.0),
         "single": np.eye(400)[17],
-        "huge": np.full(400, 3e38) * np.linspace(0.1, 1, 400),
+        "huge": np.full(400, 3e37) * np.linspace(0.1, 1, 400),
         "tiny": np.linspace(1e-38, 2e-37, 400),
     }
     drawn = np.stack(list(rows.values())).astype(np.float32)
@@ -123,7 +123,7 @@ def test_the_number_of_stages_adapts():
     ("arguments", "message"),
     [
         ({"fit": "normal"}, "fit: got 'normal', expected one of"),
-        ({"stages": 0}, "stages: got 0, expected at least 1"),
+        ({"stages": 0}, "stages: got 0, expected an int of at least 1"),
         ({"granularity": "row"}, "granularity: got 'row'"),
     ],
 )

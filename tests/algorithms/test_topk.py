@@ -13,6 +13,7 @@ import pytest
 
 import sparsejax
 from sparsejax import exchanges
+from tests.harness import OPTIMIZED
 from tests.reference import gradient_stream
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -32,7 +33,9 @@ def recorded():
     for name, tx in recipes.items():
         simulated = sparsejax.simulate(tx, workers=WORKERS)
         states[name] = simulated.init(jnp.zeros(N))
-        updates[name] = jax.jit(simulated.update, donate_argnums=1)
+        updates[name] = jax.jit(
+            simulated.update, donate_argnums=1, compiler_options=OPTIMIZED
+        )
     seen = {name: [] for name in recipes}
     for drawn in gradient_stream(N, WORKERS, STEPS, seed=1):
         for name, update in updates.items():

@@ -227,7 +227,7 @@ def test_table_places_read_back():
     owners = _owners.hierarchical_hash()
     k = 4000
     chosen = jnp.arange(k, dtype=jnp.int32) * 3
-    lists = owners.split(chosen, 3 * k, WORKERS, k, 0)
+    lists = jax.jit(lambda c: owners.split(c, 3 * k, WORKERS, k, 0))(chosen)
     slots = np.asarray(lists.slots)
     assert sorted(slots[slots < k]) == list(range(k))
     assert not lists.failed
