@@ -59,8 +59,8 @@ def test_both_roundings_are_kept(make, workers):
     """Also where slots do not divide by the workers, and values have no bfloat16."""
     rng = np.random.default_rng(3)
     drawn = rng.laplace(size=(3, workers, 101)).astype(np.float32)
-    # Rounds to infinity unless it is saturated.
-    drawn[0, 0, 5] = 3.4e38
+    # Close to the largest number that is accepted.
+    drawn[0, 0, 5] = 3.4e38 / (2 * workers)
 
     def stream(t):
         return jnp.asarray(drawn[t] if t < 3 else np.zeros((workers, 101), np.float32))
