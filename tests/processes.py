@@ -31,7 +31,7 @@ class Process:
     """
 
     def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (see close)
         self._popen = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,

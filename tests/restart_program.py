@@ -111,13 +111,9 @@ def fetched(tree):
 
 
 def digest(tree):
-    """Of all bits of what this process has of `tree`."""
-    content = [
-        np.asarray(shard.data).tobytes()
-        for leaf in jax.tree.leaves(tree)
-        for shard in leaf.addressable_shards
-    ]
-    return hashlib.sha256(b"".join(content)).hexdigest()
+    """Of all bits of all workers."""
+    content = b"".join(x.tobytes() for x in jax.tree.leaves(fetched(tree)))
+    return hashlib.sha256(content).hexdigest()
 
 
 def save(checkpointer, path, params, state, workers):
@@ -133,12 +129,12 @@ def restore(checkpointer, path, tx, params, mesh):
     saved = int((path / "workers").read_text())
     if saved == mesh.size:
         state = sparsejax.init(tx, params, mesh)
-        target = jax.tree.map(_abstract, (params, state))
+        target = jax.tree.map(abstract, (params, state))
         return checkpointer.restore(path / "tree", target), None
     # Another number of workers: the old rows as numpy arrays on the host.
-    abstract = jax.sharding.AbstractMesh((saved,), ("data",))
+    old_mesh = jax.sharding.AbstractMesh((saved,), ("data",))
     params = jax.eval_shape(make_params)
-    with jax.sharding.use_abstract_mesh(abstract):
+    with jax.sharding.use_abstract_mesh(old_mesh):
         shapes = jax.eval_shape(tx.init, params)
     target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, shapes))
     params, state = checkpointer.restore(path / "tree", target)
@@ -148,7 +144,7 @@ def restore(checkpointer, path, tx, params, mesh):
     return (params, state), float(np.abs(pending(state) - before).max())
 
 
-def _abstract(x):
+def abstract(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
