@@ -5,7 +5,7 @@
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set it is one of
 several processes. It resumes from the newest checkpoint in DIRECTORY, prints `step T`
 after each step, and at last one line of JSON. If the checkpoint is of another number of
-workers, it is resized.
+workers, it is resized. `processes_program.py` is made of the same parts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -29,6 +30,16 @@ import sparsejax
 SAVE_EVERY = 5
 SIZE = 48
 BATCH = 24 * 8  # divisible by 8, 4 and 6
+
+
+def connect(**options):
+    """Joins the other processes, if this is one of several."""
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=int(os.environ["JAX_PROCESS_ID"]),
+            **options,
+        )
 
 
 def make_tx():
@@ -53,6 +64,25 @@ def batch_of(t):
     return rng.normal(size=(BATCH, SIZE)).astype(np.float32)
 
 
+def start(tx, mesh):
+    """Parameters and state before the first step."""
+    params = jax.device_put(make_params(), NamedSharding(mesh, P()))
+    state = sparsejax.init(tx, params, mesh)
+    # Placed, so that the first step compiles for what the later ones get.
+    state = jax.tree.map(
+        lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
+        state, sparsejax.state_specs(state),
+    )  # fmt: skip
+    return params, state
+
+
+def placed(rows, mesh):
+    """The rows, of which this process hands over its own."""
+    own = rows.reshape(jax.process_count(), -1, *rows.shape[1:])[jax.process_index()]
+    sharding = NamedSharding(mesh, P("data"))
+    return jax.make_array_from_process_local_data(sharding, own, rows.shape)
+
+
 def make_step(tx, mesh, specs):
     def step(params, state, x):
         loss, grads = sparsejax.value_and_grad(loss_of)(params, x)
@@ -71,12 +101,27 @@ def make_step(tx, mesh, specs):
 
 def pending(state):
     """The mean pending gradient, in float64."""
-    return np.asarray(state[1].memory.per_worker, np.float64).mean(axis=0)
+    rows = fetched(state[1].memory.per_worker)
+    return rows.astype(np.float64).mean(axis=0)
+
+
+def fetched(tree):
+    """All of every array, on the host of each process."""
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def digest(tree):
-    content = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(tree))
+    """Of all bits of all workers."""
+    content = b"".join(x.tobytes() for x in jax.tree.leaves(fetched(tree)))
     return hashlib.sha256(content).hexdigest()
+
+
+def save(checkpointer, path, params, state, workers):
+    checkpointer.save(path / "tree", (params, state))
+    checkpointer.wait_until_finished()
+    # Last, so that a checkpoint without it is known to be incomplete.
+    if jax.process_index() == 0:
+        (path / "workers").write_text(str(workers))
 
 
 def restore(checkpointer, path, tx, params, mesh):
@@ -84,12 +129,12 @@ def restore(checkpointer, path, tx, params, mesh):
     saved = int((path / "workers").read_text())
     if saved == mesh.size:
         state = sparsejax.init(tx, params, mesh)
-        target = jax.tree.map(_abstract, (params, state))
+        target = jax.tree.map(abstract, (params, state))
         return checkpointer.restore(path / "tree", target), None
     # Another number of workers: the old rows as numpy arrays on the host.
-    abstract = jax.sharding.AbstractMesh((saved,), ("data",))
+    old_mesh = jax.sharding.AbstractMesh((saved,), ("data",))
     params = jax.eval_shape(make_params)
-    with jax.sharding.use_abstract_mesh(abstract):
+    with jax.sharding.use_abstract_mesh(old_mesh):
         shapes = jax.eval_shape(tx.init, params)
     target = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, shapes))
     params, state = checkpointer.restore(path / "tree", target)
@@ -99,20 +144,16 @@ def restore(checkpointer, path, tx, params, mesh):
     return (params, state), float(np.abs(pending(state) - before).max())
 
 
-def _abstract(x):
+def abstract(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def main(directory, workers, steps):
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.distributed.initialize(
-            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
-            process_id=int(os.environ["JAX_PROCESS_ID"]),
-        )
+    connect()
     directory = pathlib.Path(directory)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:workers]), ("data",))
     tx = make_tx()
-    params = jax.device_put(make_params(), NamedSharding(mesh, P()))
+    params, state = start(tx, mesh)
     checkpointer = ocp.StandardCheckpointer()
     saved = sorted(directory.glob("step-*/workers"))
     first, error = 0, None
@@ -120,42 +161,20 @@ def main(directory, workers, steps):
         path = saved[-1].parent
         first = int(path.name.removeprefix("step-"))
         (params, state), error = restore(checkpointer, path, tx, params, mesh)
-    else:
-        state = sparsejax.init(tx, params, mesh)
-        # Placed, so that the first step compiles for what the later ones get.
-        state = jax.tree.map(
-            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
-            state, sparsejax.state_specs(state),
-        )  # fmt: skip
     step = make_step(tx, mesh, sparsejax.state_specs(state))
     for t in range(first, steps):
-        rows = batch_of(t)
-        x = jax.make_array_from_callback(
-            rows.shape, NamedSharding(mesh, P("data")), lambda i, rows=rows: rows[i]
-        )
-        params, state, loss = step(params, state, x)
+        params, state, loss = step(params, state, placed(batch_of(t), mesh))
         loss.block_until_ready()
         if (t + 1) % SAVE_EVERY == 0:
             path = directory / f"step-{t + 1:04d}"
-            checkpointer.save(path / "tree", (params, state))
-            checkpointer.wait_until_finished()
-            # Last, so that a checkpoint without it is known to be incomplete.
-            if jax.process_index() == 0:
-                (path / "workers").write_text(str(workers))
+            save(checkpointer, path, params, state, workers)
         print(f"step {t + 1}", flush=True)
     sparsejax.check_replicas((params, state), mesh)
     report = sparsejax.report(state)
     result = {
         "first": first,
         "loss": float(loss).hex(),
-        # Of what this process has of it.
-        "digest": digest(
-            [
-                shard.data
-                for leaf in jax.tree.leaves((params, state))
-                for shard in leaf.addressable_shards
-            ]
-        ),
+        "digest": digest((params, state)),
         "sent": int(report.sent),
         "rows": state[1].memory.per_worker.shape[0],
         "resize_error": error,

@@ -1,16 +1,142 @@
-"""Overflow in two processes: agreed, dense, reported, and nobody waits for ever."""
+"""Several real processes: a whole job, what failures end in, and agreement."""
 
 from __future__ import annotations
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
+import json
+import re
+import signal
+import time
 
-_PROGRAM = """
+import pytest
+
+from tests.processes import running
+from tests.processes_program import STEPS
+from tests.test_readme import README, STARTS
+
+# One after the other: some of them measure times, and each takes all cores.
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+# -- a whole job -----------------------------------------------------------------------
+
+
+def _job(processes, devices, *directories):
+    """What all of its processes say."""
+    arguments = ("-m", "tests.processes_program", *map(str, directories))
+    with running(*arguments, processes=processes, devices=devices) as started:
+        first, *others = [json.loads(p.output().splitlines()[-1]) for p in started]
+    difference, whole_numbers_equal = first.pop("difference")
+    assert difference < 1e-6
+    assert whole_numbers_equal
+    expected = first.pop("expected_row")
+    assert all(other == first for other in others)
+    assert first["row"] == pytest.approx(expected, rel=1e-5)
+    assert first["row"]["sent"] == 19
+    continued, restored = first["next"]
+    assert continued == restored
+    return first
+
+
+@pytest.fixture(scope="module")
+def job_of_four_workers(tmp_path_factory):
+    """What two processes with two devices each said, and their checkpoint."""
+    checkpoint = tmp_path_factory.mktemp("job") / "saved"
+    return _job(2, 2, checkpoint), checkpoint
+
+
+def test_a_job_trains_and_goes_on_with_fewer_workers(job_of_four_workers):
+    said, _ = job_of_four_workers
+    assert said["losses"][-1] < 0.8 * said["losses"][0]
+    assert said["errors"][0] is None
+    assert said["errors"][1] < 1e-6  # of the mean pending gradient
+    assert (said["workers"], said["steps_of_state"]) == (2, STEPS + 2)
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 1), (4, 2)])
+def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
+    before, checkpoint = job_of_four_workers
+    said = _job(processes, devices, tmp_path / "saved", checkpoint)
+    if processes * devices == 4:
+        assert said["started"] == before["saved"]
+    else:
+        assert said["errors"][0] < 1e-6
+    # The mean: the batches are the same for all numbers of workers.
+    assert max(said["losses"]) < before["losses"][0]
+    # With two devices each, resized once more.
+    assert said["workers"] == processes
+    assert said["steps_of_state"] == 2 * STEPS + (2 if devices == 2 else 0)
+    assert len(said["errors"]) == devices
+
+
+def _block(sign):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return next(block for block in blocks if sign in block)
+
+
+def test_the_example_of_the_readme_is_started_by_hand():
+    program = _block(STARTS) + _block("mesh = jax.make_mesh(")
+    with running("-c", program, processes=2, devices=2) as started:
+        printed = {re.search(r"loss .*", p.output()).group() for p in started}
+    (line,) = printed
+    assert re.fullmatch(r"loss 0\.[01]\d{3}, density 1\.00%", line), line
+
+
+# -- failures --------------------------------------------------------------------------
+
+_ENDLESS = """
+import itertools
+import numpy as np
+import sparsejax
+from tests import restart_program as job
+
+mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
+tx = job.make_tx()
+params, state = job.start(tx, mesh)
+step = job.make_step(tx, mesh, sparsejax.state_specs(state))
+for t in itertools.count(1):
+    params, state, loss = step(params, state, job.placed(job.batch_of(t), mesh))
+    loss.block_until_ready()
+    if t == 5:
+        print("running", flush=True)
+"""
+
+
+def _fails(processes, index, how, heartbeat_timeout):
+    """Sends the signal `how` to one: the seconds until the others end, their errors."""
+    start = _block(STARTS)
+    argument = "heartbeat_timeout_seconds="
+    assert start.count(f"{argument}100") == 1
+    start = start.replace(f"{argument}100", f"{argument}{heartbeat_timeout}")
+    with running("-c", start + _ENDLESS, processes=processes, devices=1) as started:
+        for process in started:
+            process.wait_for("running")
+        began = time.monotonic()
+        started[index].send(how)
+        others = [process.result() for process in started if process != started[index]]
+        seconds = time.monotonic() - began
+    assert all(other.status != 0 for other in others)
+    return seconds, [other.errors for other in others]
+
+
+def test_a_killed_process_ends_the_others_within_seconds():
+    # Of four, one has no connection to the killed one in a ring, and sees nothing.
+    seconds, errors = _fails(4, 2, signal.SIGKILL, heartbeat_timeout=100)
+    assert seconds < 20
+    assert any("by peer" in text for text in errors), errors
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_frozen_process_ends_the_others_after_its_heartbeats(index):
+    timeout = 5
+    seconds, errors = _fails(2, index, signal.SIGSTOP, heartbeat_timeout=timeout)
+    assert seconds < timeout + 10
+    assert "the JAX distributed service detected fatal errors" in errors[0]
+
+
+# -- agreement -------------------------------------------------------------------------
+
+_OVERFLOW = """
 import jax, jax.numpy as jnp, numpy as np
-jax.distributed.initialize()
 import sparsejax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -54,34 +180,8 @@ print("agreed", jax.process_index())
 
 
 def test_overflow_is_agreed_by_two_processes():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    root = pathlib.Path(__file__).parents[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _started(_PROGRAM, port, index)],
-            env={
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": str(root),
-                "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        results = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for index, (out, err) in enumerate(results):
-        assert f"agreed {index}" in out, err[-2000:]
-
-
-def _started(program: str, port: int, index: int) -> str:
-    arguments = f"'localhost:{port}', num_processes=2, process_id={index}"
-    return program.replace("initialize()", f"initialize({arguments})")
+    """Agreed, dense, reported, and nobody waits for ever."""
+    program = _block(STARTS) + _OVERFLOW
+    with running("-c", program, processes=2, devices=2) as started:
+        for index, process in enumerate(started):
+            assert f"agreed {index}" in process.output()

@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 
 import pytest
 
+from tests.processes import running
 from tests.restart_program import SAVE_EVERY
 
-ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 18
 
 
-def _start(directory, workers, steps, **more):
-    environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={more.pop('devices', 8)}",
-        "PYTHONPATH": str(ROOT),
-        **more,
-    }
-    return subprocess.Popen(
-        [
-            sys.executable,
-            *("-m", "tests.restart_program"),
-            *(str(directory), str(workers), str(steps)),
-        ],
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def _running(directory, workers, steps, **how):
+    arguments = (str(directory), str(workers), str(steps))
+    return running("-m", "tests.restart_program", *arguments, **how)
+
+
+def _last(process):
+    return json.loads(process.output().splitlines()[-1])
 
 
 def _finish(directory, workers, steps):
-    process = _start(directory, workers, steps)
-    output, errors = process.communicate()
-    assert process.returncode == 0, errors
-    return json.loads(output.splitlines()[-1])
+    with _running(directory, workers, steps) as (process,):
+        return _last(process)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +41,13 @@ def uninterrupted(tmp_path_factory):
 
 def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     expected, _ = uninterrupted
-    process = _start(tmp_path, 8, STEPS)
-    done = 0
-    for line in process.stdout:
-        done = int(re.fullmatch(r"step (\d+)\n", line).group(1))
-        if done == 2 * SAVE_EVERY + 2:
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    with _running(tmp_path, 8, STEPS) as (process,):
+        for line in process.lines():
+            done = int(re.fullmatch(r"step (\d+)", line).group(1))
+            if done == 2 * SAVE_EVERY + 2:
+                process.kill()
+                break
+        assert process.result().status == -signal.SIGKILL
     assert done < STEPS
     resumed = _finish(tmp_path, 8, STEPS)
     assert resumed["first"] >= 2 * SAVE_EVERY
@@ -76,43 +56,18 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     assert resumed["steps_of_state"] == STEPS
 
 
-def _start_two(directory, steps):
-    """Two processes with four devices each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    return [
-        _start(
-            directory,
-            8,
-            steps,
-            devices=4,
-            JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
-            JAX_NUM_PROCESSES="2",
-            JAX_PROCESS_ID=str(i),
-        )
-        for i in range(2)
-    ]
-
-
 def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
     """The whole job dies, as jobs do, and goes on from what is on the disk."""
     expected, _ = uninterrupted
-    processes = _start_two(tmp_path, STEPS)
-    for line in processes[0].stdout:
-        if line == f"step {SAVE_EVERY + 2}\n":
-            break
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    processes = _start_two(tmp_path, STEPS)
-    results = []
-    for process in processes:
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors
-        results.append(json.loads(output.splitlines()[-1]))
+    two = {"processes": 2, "devices": 4}
+    with _running(tmp_path, 8, STEPS, **two) as processes:
+        processes[0].wait_for(f"step {SAVE_EVERY + 2}")
+        for process in processes:
+            process.kill()
+        for process in processes:
+            assert process.result().status == -signal.SIGKILL
+    with _running(tmp_path, 8, STEPS, **two) as processes:
+        results = [_last(process) for process in processes]
     assert results[0]["first"] >= SAVE_EVERY
     assert results[0]["loss"] == results[1]["loss"]
     # Sums over processes are formed in another order.

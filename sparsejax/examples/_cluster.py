@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import jax
 
@@ -15,7 +16,8 @@ def connect(workers: int) -> None:
     Splits the CPU into virtual devices, unless `XLA_FLAGS` says already into how many,
     and joins the other processes where `JAX_COORDINATOR_ADDRESS` is set. Their number
     and the own index are `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`; under a scheduler
-    that jax knows, such as Slurm, it finds them itself.
+    that jax knows, such as Slurm, it finds them itself. From then on an error ends this
+    process at once, and with it the others, which would wait for it.
 
     Args:
       workers: virtual devices of all processes together.
@@ -26,12 +28,19 @@ def connect(workers: int) -> None:
         local = max(1, workers // int(processes or 1))
         os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={local}".strip()
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        sys.excepthook = _end_at_once
         if not jax.distributed.is_initialized():
             index = os.environ.get("JAX_PROCESS_ID")
             jax.distributed.initialize(
                 num_processes=None if processes is None else int(processes),
                 process_id=None if index is None else int(index),
             )
+
+
+def _end_at_once(*error) -> None:
+    sys.__excepthook__(*error)
+    sys.stdout.flush()
+    os._exit(1)  # at a usual exit, jax waits for the other processes
 
 
 def make_mesh(workers: int | None) -> jax.sharding.Mesh:
