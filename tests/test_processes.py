@@ -101,12 +101,8 @@ for t in itertools.count(1):
 """
 
 
-def _fails(processes, index, how, heartbeat_timeout):
+def _fails(start, processes, index, how):
     """Sends the signal `how` to one: the seconds until the others end, their errors."""
-    start = _block(STARTS)
-    argument = "heartbeat_timeout_seconds="
-    assert start.count(f"{argument}100") == 1
-    start = start.replace(f"{argument}100", f"{argument}{heartbeat_timeout}")
     with running("-c", start + _ENDLESS, processes=processes, devices=1) as started:
         for process in started:
             process.wait_for("running")
@@ -118,19 +114,30 @@ def _fails(processes, index, how, heartbeat_timeout):
     return seconds, [other.errors for other in others]
 
 
-def test_a_killed_process_ends_the_others_within_seconds():
-    # Of four, one has no connection to the killed one in a ring, and sees nothing.
-    seconds, errors = _fails(4, 2, signal.SIGKILL, heartbeat_timeout=100)
-    assert seconds < 20
+_AS_EXAMPLES_DO = """
+import jax
+from sparsejax.examples import _cluster
+_cluster.connect(4)
+"""
+
+
+@pytest.mark.parametrize(
+    "start", [_block(STARTS), _AS_EXAMPLES_DO], ids=["readme", "examples"]
+)
+def test_a_killed_process_ends_the_others_within_seconds(start):
+    # In a ring of four one has no connection to the killed one, and sees nothing.
+    seconds, errors = _fails(start, 4, 2, signal.SIGKILL)
+    assert seconds < 20  # heartbeats are missed after 100
     assert any("by peer" in text for text in errors), errors
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_frozen_process_ends_the_others_after_its_heartbeats(index):
-    timeout = 5
-    seconds, errors = _fails(2, index, signal.SIGSTOP, heartbeat_timeout=timeout)
+    argument, timeout = "heartbeat_timeout_seconds=", 5
+    start = _block(STARTS).replace(f"{argument}100", f"{argument}{timeout}")
+    seconds, (errors,) = _fails(start, 2, index, signal.SIGSTOP)
     assert seconds < timeout + 10
-    assert "the JAX distributed service detected fatal errors" in errors[0]
+    assert "the JAX distributed service detected fatal errors" in errors
 
 
 # -- agreement -------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from tests.restart_program import SAVE_EVERY
 
 STEPS = 18
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 def _running(directory, workers, steps, **how):
     arguments = (str(directory), str(workers), str(steps))
