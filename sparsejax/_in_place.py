@@ -24,23 +24,31 @@ def _barriers_are_dropped() -> bool:
 
 
 def accumulate(
-    memory: Memory, gradient: Float[Array, "1 n"], kept: Any, step: Int[Array, ""]
+    memory: Memory,
+    gradient: Float[Array, "1 n"],
+    kept: Any,
+    step: Int[Array, ""],
+    bound: float,
 ) -> tuple[Float[Array, "1 n"], Any]:
-    """`memory.accumulate`, in the place of the first leaf of `kept`.
+    """`memory.accumulate` cut at +-`bound`, in the place of the first leaf of `kept`.
 
     Without a barrier the sum is computed again inside each kernel that uses it, so
     that `kept` outlives it and is copied. The arrays keep the leading axis with which
     they are stored: a reshape inside the kernel of the sum forbids XLA to overwrite its
     operand.
     """
-    vector, residual = memory.accumulate(gradient, kept)
+
+    def bounded(kept):
+        both = memory.accumulate(gradient, kept)
+        return jax.tree.map(lambda x: jnp.clip(x, -bound, bound), both)
+
+    vector, residual = bounded(kept)
     leaves, treedef = jax.tree.flatten(kept)
     if not leaves or not _barriers_are_dropped():
         return jax.lax.optimization_barrier(vector), residual
 
     def body(_, vector):
-        overwritten = treedef.unflatten([vector, *leaves[1:]])
-        return memory.accumulate(gradient, overwritten)[0]
+        return bounded(treedef.unflatten([vector, *leaves[1:]]))[0]
 
     # A loop whose trip count, 1, is only known at run time is a barrier that stays.
     once = jnp.minimum(step, 0) + 1

@@ -71,11 +71,12 @@ def sparsify(
       exchange: delivers it, and decides what was delivered.
       memory: what a worker carries to the next step.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: "drop": a worker whose accumulated vector would not be finite, or has
-        an element beyond `3.4e38 / (2 w)` so that a sum over w workers may not be, adds
-        none of its gradient in that step, the mean still divides by the number of
+      nonfinite: "drop": a worker whose gradient is not finite, or so large that its sum
+        is not, adds none of it in that step, the mean still divides by the number of
         workers, and `report.dropped` says who it was. "propagate": the whole update
-        of that step is NaN and all residuals keep their values.
+        of that step is NaN and all residuals keep their values. Either way what is
+        accumulated is cut at `3.4e38 / (2 w)`, so that no sum over the w workers
+        overflows.
 
     Returns:
       A transformation whose `update` takes this worker's **local** gradients and
@@ -135,15 +136,16 @@ def sparsify(
         # Whole rows [1, n], as they are stored: see `_in_place`.
         gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
         kept = state.memory.per_worker
-        trial, _ = memory.accumulate(gradient, kept)
-        # NaN exactly if some element is NaN or inf, or so large that sums over the
-        # workers may be. Not `max`: XLA:CPU loses NaN in it.
-        largest = trial * (2.0 * workers.count())
-        dropped = jnp.sum(largest - largest) != 0.0
+        # Not finite if an element is not. Not `max`: XLA:CPU loses NaN in it.
+        dropped = jnp.logical_not(jnp.isfinite(jnp.sum(gradient)))
+        # Then sums over the workers stay finite, and so do the roundings of them.
+        bound = float(jnp.finfo(jnp.float32).max) / (2 * workers.count())
 
         def healthy(skip, dropped):
             used = jnp.where(skip, 0.0, gradient)
-            vector, residual = _in_place.accumulate(memory, used, kept, state.step)
+            vector, residual = _in_place.accumulate(
+                memory, used, kept, state.step, bound
+            )
             vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))
             payload, chosen = sparsifier.select(
                 vector, local.sparsifier, state.step, workers, layout

