@@ -10,6 +10,7 @@ from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._labels import small_leaves
 from sparsejax._model_shards import PerShard, per_shard
 from sparsejax._placement import PerWorker, init, per_worker, state_specs
+from sparsejax._predict import predict
 from sparsejax._replicas import check_replicas
 from sparsejax._reports import log_row, report, reports
 from sparsejax._resize import resize_workers
@@ -57,6 +58,7 @@ __all__ = [
     "micro",
     "per_shard",
     "per_worker",
+    "predict",
     "random_k",
     "report",
     "reports",

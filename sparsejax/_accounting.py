@@ -39,11 +39,14 @@ class Collective(NamedTuple):
       bytes: received per worker and step.
       branch: where it stands: "" for always, or the conditionals around it, such as
         "cond0[1]" for the branch taken where the first predicate is true.
+      times: how often it happens in a step, in a loop; `bytes` are of all of them. 0 for
+        one that travels with the one before, from the same `psum` of a tree.
     """
 
     kind: str
     bytes: float
     branch: str
+    times: int = 1
 
 
 class WireBytes(NamedTuple):
@@ -151,7 +154,7 @@ def summarise(collectives: tuple[Collective, ...]) -> WireBytes:
     """The sums over collectives."""
     by_kind: dict[str, float] = {}
     by_branch: dict[str, float] = {"": 0.0}
-    for kind, size, branch in collectives:
+    for kind, size, branch, _ in collectives:
         by_kind[kind] = by_kind.get(kind, 0.0) + size
         by_branch[branch] = by_branch.get(branch, 0.0) + size
     total, least = (_choose(collectives, "", pick) for pick in (max, min))
@@ -161,11 +164,14 @@ def summarise(collectives: tuple[Collective, ...]) -> WireBytes:
 def _walk(
     jaxpr: Any, sizes: dict[str, int], branch: str, times: int
 ) -> Iterator[Collective]:
-    conditionals = 0
+    conditionals, before = 0, None
     for eqn in jaxpr.eqns:
         kind = _KINDS.get(eqn.primitive.name)
+        together = kind == before == "all-reduce"
+        before = kind
         if kind:
-            yield _collective(kind, eqn, sizes, branch, times)
+            found = _collective(kind, eqn, sizes, branch, times)
+            yield found._replace(times=0) if together else found
         elif eqn.primitive.name == "cond":
             for i, closed in enumerate(eqn.params["branches"]):
                 inside = f"{branch}cond{conditionals}[{i}]"
@@ -185,7 +191,7 @@ def _collective(kind, eqn, sizes, branch, times) -> Collective:
     count = math.prod(sizes.get(name, 1) for name in names)
     measured = eqn.outvars if kind == "all-gather" else eqn.invars
     size = sum(v.aval.size * v.aval.dtype.itemsize for v in measured)
-    return Collective(kind, times * received_bytes(kind, size, count), branch)
+    return Collective(kind, times * received_bytes(kind, size, count), branch, times)
 
 
 def _choose(

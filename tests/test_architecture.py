@@ -27,7 +27,7 @@ LAYERS = (
         "_replicas",
         "_resize",
     },
-    {"recipes", "_hlo", "_choice"},
+    {"recipes", "_hlo", "_choice", "_predict"},
     {"__init__"},
     {"examples"},
     {"bench"},

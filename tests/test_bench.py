@@ -118,6 +118,7 @@ def test_bad_arguments():
 )
 def test_advice(speedup, advice):
     rows = [
+        {"recipe": "no exchange", "speedup_vs_dense": 9.0},
         {"recipe": "dense", "speedup_vs_dense": 1.0},
         {"recipe": "micro", "speedup_vs_dense": speedup},
     ]
