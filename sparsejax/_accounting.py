@@ -39,8 +39,8 @@ class Collective(NamedTuple):
       bytes: received per worker and step.
       branch: where it stands: "" for always, or the conditionals around it, such as
         "cond0[1]" for the branch taken where the first predicate is true.
-      times: how often it happens in a step, in a loop; `bytes` are of all of them. 0 for
-        one that travels with the one before, from the same `psum` of a tree.
+      times: how often it happens in a step, in a loop; `bytes` are of all of them. 0
+        for one that travels with the one before, from the same `psum` of a tree.
     """
 
     kind: str
@@ -141,7 +141,9 @@ def wire_bytes(
         params,
     )
     mapped = jax.shard_map(step, mesh=mesh, in_specs=P(axis_name), out_specs=P())
-    jaxpr = jax.make_jaxpr(mapped)(gradients)
+    # The mesh that is set has no part in it.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(mapped)(gradients)
     return count_jaxpr(jaxpr.jaxpr, dict(zip(axes, sizes, strict=True)))
 
 

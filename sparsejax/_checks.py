@@ -25,6 +25,12 @@ def check_density(density: Any, name: str = "density") -> float:
             f"it must be a Python number when the transformation is built. Inside "
             f'`optax.inject_hyperparams` pass `static_args=("{name}",)`.'
         )
+    if callable(density):
+        raise TypeError(
+            f"{name}: got the function {density!r}, expected a number in (0, 1]. "
+            f"Schedules are taken by `exdyna` and `micro`, as their `density` with "
+            f"`max_density=`."
+        )
     if isinstance(density, bool) or not isinstance(density, numbers.Real):
         raise TypeError(
             f"{name}: got {density!r}, expected a number in (0, 1], such as 0.01 to "
@@ -37,6 +43,13 @@ def check_density(density: Any, name: str = "density") -> float:
             f"send one per cent."
         )
     return value
+
+
+def _static_hint(name: str, value: Any) -> str:
+    """What to do about an argument that `inject_hyperparams` made into an array."""
+    if not isinstance(value, jax.Array):
+        return ""
+    return f' Inside `optax.inject_hyperparams` pass `static_args=("{name}", ...)`.'
 
 
 def check_density_schedule(
@@ -113,7 +126,7 @@ def check_threshold(threshold: Any, name: str = "threshold") -> float:
     if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
         raise TypeError(
             f"{name}: got {threshold!r}, expected a number of 0 or more, in units of "
-            f"the accumulated gradient."
+            f"the accumulated gradient.{_static_hint(name, threshold)}"
         )
     found = float(threshold)
     if not (math.isfinite(found) and found >= 0):
@@ -144,7 +157,9 @@ def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int
     """
     meaning = meaning or f"an int of at least {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: got {value!r}, expected {meaning}.")
+        raise TypeError(
+            f"{name}: got {value!r}, expected {meaning}.{_static_hint(name, value)}"
+        )
     if value < least:
         raise ValueError(f"{name}: got {value}, expected {meaning}.")
     return int(value)
@@ -158,7 +173,10 @@ def check_fraction(name: str, value: Any) -> float:
       ValueError: if it lies outside.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: got {value!r}, expected a number in [0, 1).")
+        raise TypeError(
+            f"{name}: got {value!r}, expected a number in [0, 1)."
+            f"{_static_hint(name, value)}"
+        )
     found = float(value)
     if not 0 <= found < 1:
         raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
@@ -172,10 +190,7 @@ def check_period(period: Any) -> int | None:
       TypeError: if it is neither an integer nor None.
       ValueError: if it is less than 1.
     """
-    meaning = (
-        "a number of steps (a positive int), or None for never; inside "
-        '`optax.inject_hyperparams` pass `static_args=("period", "seed")`'
-    )
+    meaning = "a number of steps (a positive int), or None for never"
     return None if period is None else check_count("period", period, 1, meaning)
 
 

@@ -89,6 +89,11 @@ def value_and_grad(
 
     def wrapped(*args, **kwargs):
         workers.require_bound("value_and_grad")
+        if not args:
+            raise TypeError(
+                "value_and_grad: pass the arguments to differentiate by position; "
+                "only others may be given by keyword."
+            )
         chosen = {p % len(args) for p in positions}
         args = [workers.localize(a) if i in chosen else a for i, a in enumerate(args)]
         value, grads = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)

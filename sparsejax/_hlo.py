@@ -41,6 +41,10 @@ def compiled_wire_bytes(
     Returns:
       The bytes by collective and branch, as from `wire_bytes`.
 
+    Raises:
+      TypeError: for what is neither.
+      ValueError: for the text of something that was not compiled.
+
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
       >>> from jax.sharding import AxisType, PartitionSpec as P
@@ -53,6 +57,11 @@ def compiled_wire_bytes(
       >>> sparsejax.compiled_wire_bytes(compiled).total  # 2 * 7/8 * 4 bytes * 100
       700.0
     """
+    if not isinstance(compiled, str | jax.stages.Compiled):
+        raise TypeError(
+            f"compiled: got {type(compiled).__name__}, expected what "
+            f"`jax.jit(step).lower(*arguments).compile()` returns, or its text."
+        )
     text = compiled if isinstance(compiled, str) else str(compiled.as_text())
     if devices is None:
         found = re.search(r"num_partitions=(\d+)", text) or re.search(
@@ -60,6 +69,11 @@ def compiled_wire_bytes(
         )
         devices = int(found.group(1)) if found else 1
     computations, entry = _computations(text)
+    if not entry:
+        raise ValueError(
+            "compiled: this text has no ENTRY computation, so it is no compiled "
+            "program; call `.compile()` on what was lowered."
+        )
     return summarise(tuple(_walk(computations, entry, devices, "", 1)))
 
 

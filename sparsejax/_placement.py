@@ -65,7 +65,9 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
                 f"per-worker state must have a leading axis of 1 inside the axis "
                 f"{workers.axis_name!r}, but has shape {leaf.shape}. Pass the state "
                 f"through `jax.shard_map` with `in_specs` and `out_specs` of "
-                f"`sparsejax.state_specs(state, {workers.axis_name!r})`."
+                f"`sparsejax.state_specs(state, {workers.axis_name!r})`. If that was "
+                f"done, the state is of another number of workers: see "
+                f"`sparsejax.resize_workers`."
             )
         return leaf[0]
 

@@ -91,7 +91,9 @@ def _check_same(state: Any, fresh: Any) -> None:
     difference = f"they differ in {', '.join(others)}" if others else "shapes differ"
     raise ValueError(
         f"resize_workers: the state is none of this transformation for these "
-        f"parameters: {difference}. Pass the `tx` and `params` that it was made with."
+        f"parameters: {difference}. Pass the `tx` and `params` that it was made with, "
+        f"and of flax's states the optimizer state alone. A checkpoint that was "
+        f"restored without a target is made of dicts and lists: restore it with one."
     )
 
 

@@ -46,7 +46,7 @@ def make_tx():
     return optax.chain(
         sparsejax.per_worker(optax.trace(0.5)),
         sparsejax.exdyna(0.1),
-        optax.adam(0.05),
+        optax.adam(0.01),
     )
 
 
@@ -144,6 +144,12 @@ def restore(checkpointer, path, tx, params, mesh):
     return (params, state), float(np.abs(pending(state) - before).max())
 
 
+def held_out(params):
+    """The loss on many batches that no step has seen."""
+    own = jax.tree.map(lambda p: p.addressable_data(0), params)
+    return float(np.mean([loss_of(own, batch_of(1000 + t)) for t in range(16)]))
+
+
 def abstract(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
@@ -174,6 +180,7 @@ def main(directory, workers, steps):
     result = {
         "first": first,
         "loss": float(loss).hex(),
+        "held_out": held_out(params),
         "digest": digest((params, state)),
         "sent": int(report.sent),
         "rows": state[1].memory.per_worker.shape[0],

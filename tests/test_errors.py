@@ -315,3 +315,72 @@ def test_state_is_independent_of_capacity():
     _, state, updates = other.advance(other.start()[0], state, gradients(1))
     assert int(sparsejax.report(state).sent) == 6
     assert np.isfinite(np.asarray(updates["bias"])).all()
+
+
+def test_wire_bytes_whatever_mesh_is_set():
+    tx = sparsejax.exdyna(0.1)
+    expected = sparsejax.wire_bytes(tx, PARAMS, workers=4)
+    with jax.set_mesh(mesh_of()):
+        assert sparsejax.wire_bytes(tx, PARAMS, workers=4) == expected
+
+
+def test_only_what_is_compiled_has_compiled_bytes():
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    assert sparsejax.compiled_wire_bytes(lowered.compile()).total == 0
+    with pytest.raises(TypeError, match=r"compiled: got Lowered.*compile\(\)"):
+        sparsejax.compiled_wire_bytes(lowered)
+    with pytest.raises(ValueError, match=r"no ENTRY.*compile\(\)"):
+        sparsejax.compiled_wire_bytes(lowered.as_text())
+
+
+def test_state_of_another_number_of_workers():
+    tx = sparsejax.exdyna(0.1)
+    state = sparsejax.init(tx, PARAMS, mesh_of())
+    specs = sparsejax.state_specs(state)
+    with pytest.raises(ValueError, match=r"leading axis of 1.*resize_workers"):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s)[0],
+                mesh=mesh_of(4),
+                in_specs=(P("data"), specs),
+                out_specs=P(),
+            ),
+            gradients(0, workers=4),
+            state,
+        )
+
+
+def test_differentiated_arguments_go_by_position():
+    def step(w, x):
+        return sparsejax.value_and_grad(_loss)(w=w, x=x)
+
+    with pytest.raises(TypeError, match="by position"):
+        jax.eval_shape(
+            jax.shard_map(
+                step, mesh=mesh_of(), in_specs=(P(), P("data")), out_specs=P()
+            ),
+            jnp.ones(4),
+            jnp.ones(4 * WORKERS),
+        )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments"),
+    [
+        (sparsejax.exdyna, {"capacity": 8}),
+        (sparsejax.dgc, {"momentum": 0.9}),
+        (sparsejax.topk, {"capacity": 3}),
+        (sparsejax.hard_threshold, {"threshold": 0.1}),
+    ],
+)
+def test_injected_arguments_name_static_args(recipe, arguments):
+    (name,) = arguments
+    fixed = {"density": 0.1} | arguments
+    tx = optax.inject_hyperparams(recipe, static_args=("density",))(**fixed)
+    with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match=rf'args=\("{name}"'):
+        tx.init(PARAMS)
+
+
+def test_schedules_are_for_some_recipes():
+    with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
+        sparsejax.topk(optax.linear_schedule(0.1, 0.01, 5))

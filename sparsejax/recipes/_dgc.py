@@ -87,7 +87,7 @@ def dgc(
     density, slots = check_density(density), check_capacity(capacity)
     delivers = exchange_or_pairs(exchange, value_dtype)
     memory = memories.momentum_correction(check_fraction("momentum", momentum))
-    steps = check_count("warmup_steps", warmup_steps or 0, least=0)
+    steps = 0 if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
 
     def at(density, slots):
         return sparsify(

@@ -31,7 +31,7 @@ def compiled_bytes(name, density, densification, workers, n=N):
         made.step.lower(made.params, made.state, gradients).compile()
     )
     usual = {}
-    for kind, size, branch in moved.collectives:
+    for kind, size, branch, _ in moved.collectives:
         if not branch:
             usual[kind] = usual.get(kind, 0.0) + size
     return usual

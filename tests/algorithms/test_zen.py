@@ -349,7 +349,7 @@ def test_bytes_equal_the_formula(workers, shape):
         * (facts + pull * 4 * width + min(2 * pull, bitmap)),
     }
     usual = dict.fromkeys(expected, 0.0)
-    for kind, size, branch in moved.collectives:
+    for kind, size, branch, _ in moved.collectives:
         if not branch:
             usual[kind] += size
     assert usual == pytest.approx(expected)
