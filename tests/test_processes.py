@@ -46,7 +46,7 @@ def job_of_four_workers(tmp_path_factory):
 
 def test_a_job_trains_and_goes_on_with_fewer_workers(job_of_four_workers):
     said, _ = job_of_four_workers
-    assert said["losses"][-1] < 0.8 * said["losses"][0]
+    assert said["losses"][-1] < 0.95 * said["losses"][0]
     assert said["errors"][0] is None
     assert said["errors"][1] < 1e-6  # of the mean pending gradient
     assert (said["workers"], said["steps_of_state"]) == (2, STEPS + 2)
