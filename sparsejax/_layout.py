@@ -165,15 +165,10 @@ class Layout:
         """Whether every float32 value leaves as it is."""
         return all(_holds_float32(dtype) for dtype in self.dtypes)
 
-    def flatten(self, tree: Any) -> Float[Array, " n"]:
-        """The leaves of `tree` as one float32 vector [n]."""
+    def rows(self, tree: Any) -> list[Float[Array, "1 m"]]:
+        """The leaves of `tree` as rows [1, m], in the order of the vector."""
         leaves = self.treedef.flatten_up_to(tree)
-        # As rows, as the residual is stored: XLA:CPU before jax 0.11 concatenates
-        # twice where a reshape follows.
-        rows = [leaves[i].reshape(1, -1).astype(jnp.float32) for i in self.order]
-        if not rows:
-            return jnp.zeros((0,), jnp.float32)
-        return jnp.concatenate(rows, axis=1)[0]
+        return [leaves[i].reshape(1, -1) for i in self.order]
 
     def unflatten(self, vector: Float[Array, " n"]) -> Any:
         """The tree whose leaves lie in `vector` [n], each in its own dtype."""

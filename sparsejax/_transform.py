@@ -133,18 +133,21 @@ def sparsify(
         _check_whole("update", updates, workers)
         _check_local(updates, workers, state)
         local = drop_worker_axis(state, workers)
-        # Whole rows [1, n], as they are stored: see `_in_place`.
-        gradient = jax.lax.optimization_barrier(layout.flatten(updates)[None])
         kept = state.memory.per_worker
+        # Rows [1, m], as the residual is stored: see `_in_place`.
+        gradient = _in_place.prepare(layout.rows(updates), kept)
         # Not finite if an element is not. Not `max`: XLA:CPU loses NaN in it.
-        dropped = jnp.logical_not(jnp.isfinite(jnp.sum(gradient)))
+        total = sum(jnp.sum(row, dtype=jnp.float32) for row in gradient)
+        dropped = jnp.logical_not(jnp.isfinite(total))
         # Then sums over the workers stay finite, and so do the roundings of them.
         bound = float(jnp.finfo(jnp.float32).max) / (2 * workers.count())
 
         def healthy(skip, dropped):
-            used = jnp.where(skip, 0.0, gradient)
+            def used(row):
+                return jnp.where(skip, 0.0, row.astype(jnp.float32))
+
             vector, residual = _in_place.accumulate(
-                memory, used, kept, state.step, bound
+                memory, gradient, used, kept, state.step, bound
             )
             vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))
             payload, chosen = sparsifier.select(
@@ -152,8 +155,8 @@ def sparsify(
             )
             payload = payload._replace(dropped=dropped)
             if exchange.needs_gradient_square:
-                square = jnp.sum(jnp.square(used)) / max(layout.n, 1)
-                payload = payload._replace(gradient_square=square)
+                square = sum(jnp.sum(jnp.square(used(row))) for row in gradient)
+                payload = payload._replace(gradient_square=square / max(layout.n, 1))
             delivery, exchanged = exchange.apply(
                 vector,
                 payload,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from sparsejax import _bits, _codec, _owners
 from sparsejax._base import Exchange
-from sparsejax._in_place import late_zeros
+from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
@@ -310,7 +310,7 @@ def _decode(body, mapping, units, shape, count, step, sizes, after):
     size = units * math.prod(shape)
     means = late_zeros(size, after).reshape(units, *shape)
     # Each unit has one owner: indices are unique.
-    means = means.at[index].set(values.reshape(-1, *shape), mode="drop")
+    means = insert(means, index, values.reshape(-1, *shape))
     if not contributors:
         return means, None
     many = contributors[0].astype(jnp.int32).reshape(-1)

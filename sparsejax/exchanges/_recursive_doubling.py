@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from sparsejax import _codec
 from sparsejax._base import Exchange
-from sparsejax._in_place import late_zeros
+from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
@@ -161,7 +161,7 @@ def recursive_doubling(
 
         def decode():
             means = late_zeros(n, after).reshape(units, *shape)
-            means = means.at[total.indices].set(total.values / count, mode="drop")
+            means = insert(means, total.indices, total.values / count)
             if not counted:
                 return means, None
             many = jnp.zeros((units,), jnp.int32)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from sparsejax._in_place import late_zeros
+from sparsejax._in_place import insert, late_zeros
 from sparsejax._layout import Layout, round_to
 from sparsejax._workers import Workers, vary_like
 
@@ -79,10 +79,10 @@ def deliver_at(
     own = vector.at[indices].get(mode="fill", fill_value=0)
     mean, error = average(own, workers, value_dtype)
     rounded = layout.round(indices, mean)
-    # `set` and not `add`: each coordinate was summed before, so that the order of a
-    # scatter cannot make replicas drift apart.
+    # Each coordinate was summed before, so that the order of a scatter cannot make
+    # replicas drift apart.
     zeros = late_zeros(vector.shape[0], jnp.min(indices, initial=0))
-    update = zeros.at[indices].set(rounded, mode="drop")
+    update = insert(zeros, indices, rounded)
     return update, workers.localize(mean - rounded) + error
 
 
