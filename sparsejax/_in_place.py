@@ -161,9 +161,11 @@ def late_zeros(n: int, after: Int[Array, ""]) -> Float[Array, " n"]:
 
 
 def insert(
-    zeros: Float[Array, " n *D"], indices: Int[Array, " k"], values: Float[Array, " k *D"]
+    zeros: Float[Array, " n *D"],
+    indices: Int[Array, " k"],
+    values: Float[Array, " k *D"],
 ) -> Float[Array, " n *D"]:
-    """`values` at distinct `indices` of zeros; those that are out of range are left out.
+    """`values` at distinct `indices` of zeros; what is out of range is left out.
 
     A CPU is told to add them: what it reads first, it waits for many at a time, and
     for what it only writes, one after the other.

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 DATA = P("data")
 
+# From an empty residual thresholds grow by some percent a step, which is not how a
+# training step usually finds them.
+_WARM_UP = 12
+
 
 def measure(
     recipes: list[str],
@@ -34,7 +38,10 @@ def measure(
         runs[name].draw(turn)
 
     medians = interleaved_medians(
-        {name: run.step for name, run in runs.items()}, repeats, prepare=prepare
+        {name: run.step for name, run in runs.items()},
+        repeats,
+        warm_up=_WARM_UP,
+        prepare=prepare,
     )
     return [
         {
