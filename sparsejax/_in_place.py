@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 14
 
 # Vectors of fewer coordinates are accumulated at once, on CPU too.
-_LARGE = 1 << 20
+_LARGE = 1 << 19
 
 
 def _barriers_are_dropped() -> bool:
@@ -45,7 +45,8 @@ def prepare(rows: list[Float[Array, "1 m"]], kept: Any) -> list[Float[Array, "1 
     where they are, and the residual is updated piece by piece.
     """
     by_piece = (
-        jax.default_backend() == "cpu"
+        len(rows) > 1
+        and jax.default_backend() == "cpu"
         and not _barriers_are_dropped()
         and sum(row.size for row in rows) >= _LARGE
         and bool(jax.tree.leaves(kept))
@@ -143,7 +144,8 @@ def _accumulate_by_piece(add, rows, kept):
             piece = jax.lax.dynamic_slice_in_dim(row, i * _PIECE, _PIECE, axis=1)
             return insert(kept, piece, start + i * _PIECE)
 
-        kept = jax.lax.fori_loop(0, whole, step, kept)
+        if whole:
+            kept = jax.lax.fori_loop(0, whole, step, kept)
         if rest:
             last = jax.lax.slice_in_dim(row, whole * _PIECE, row.size, axis=1)
             kept = insert(kept, last, start + whole * _PIECE)

@@ -55,6 +55,7 @@ def compiled():
         return jitted.lower(params, state, batch).compile()
 
     recipes = {"exdyna": sparsejax.exdyna, "micro": sparsejax.micro}
+    recipes["dense"] = lambda density: sparsejax.dense()
     return {name: build(recipe) for name, recipe in recipes.items()}
 
 
@@ -65,7 +66,11 @@ every_recipe = pytest.mark.parametrize("name", ["exdyna", "micro"])
 def test_temporaries(compiled, name):
     """The gradient, and the update that takes over its memory once it is dead."""
     memory = compiled[name].memory_analysis()
-    assert memory.temp_size_in_bytes <= 2.1 * 4 * N
+    dense = compiled["dense"].memory_analysis()
+    assert memory.temp_size_in_bytes <= dense.temp_size_in_bytes + 1.1 * 4 * N
+    # Leaf by leaf, the gradient needs no second place.
+    most = 2.1 if jax.__version_info__ < (0, 11) else 1.2
+    assert memory.temp_size_in_bytes <= most * 4 * N
     # Parameters and residual are overwritten.
     assert memory.alias_size_in_bytes >= 2 * 4 * N
 

@@ -142,9 +142,23 @@ def test_quota_remembers_only_thresholds_that_are_good_hints():
     rule = thresholds.quota()
     state = jnp.array([1.0, 2.0, 3.0, 4.0, 5.0])
     last = jnp.array([0.5, jnp.inf, jnp.nan, 0.0, TINY])
-    new = rule.adapt(state, jnp.zeros(5, jnp.int32), last, 10)
+    middle = jnp.full(5, 225, jnp.int32)
+    new = rule.adapt(state, middle, last, 1000)
     assert new.tolist() == [0.5, 2.0, 3.0, 4.0, 5.0]
     assert new.dtype == rule.init(10, 5).dtype == jnp.float32
+
+
+def test_quota_expects_thresholds_where_counts_would_be_right():
+    rule = thresholds.quota()
+    last, state = jnp.full(5, 0.5), jnp.zeros(5)
+    # Parts of 200 of 1000, so that 225 is the middle of what is allowed.
+    counts = jnp.array([200, 225, 250, 0, 10_000], jnp.int32)
+    for target in (1000, jnp.int32(1000)):
+        low, right, high, none, many = rule.adapt(state, counts, last, target).tolist()
+        assert none < low < right == 0.5 < high < many
+        # Whatever happened, as far as a factor of two in counts may take it.
+        assert none == pytest.approx(0.5 * 0.5 ** (1 / 9))
+        assert many == pytest.approx(0.5 * 2 ** (1 / 9))
 
 
 def test_slots_and_limits():
