@@ -70,6 +70,19 @@ def test_local_devices(tmp_path):
     _check(file, workers=2)
 
 
+def test_scale_needs_no_preparation(tmp_path):
+    """The devices of the largest number of workers are made by the command."""
+    file = tmp_path / "rows.json"
+    done = _run("scale", "--recipe", "micro", "--n", "4000000", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["workers"] for row in rows] == [2, 8, 64, 1024]
+    for row in rows:
+        assert row["compile_seconds"] > 0
+        rounds = 2 * (row["workers"] - 1) / row["workers"]
+        assert 0.011 < row["bytes_per_step"] / rounds / 16e6 < 0.015
+
+
 needs_namespaces = pytest.mark.skipif(
     os.name != "posix"
     or os.geteuid() != 0

@@ -17,6 +17,7 @@ from sparsejax.examples import _cluster
 from sparsejax.examples._training import RECIPES
 
 MODES = ("sync", "train", "select", "scale")
+MOST_WORKERS = 1024  # of `scale`
 _ON_HOST = "SPARSEJAX_BENCH_HOST"
 
 
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         finally:
             del os.environ[_ON_HOST]
         sys.exit(status)
-    _cluster.connect(options.hosts or options.workers)
+    scale = options.mode == "scale"
+    _cluster.connect(MOST_WORKERS if scale else options.hosts or options.workers)
     mesh = _cluster.make_mesh(None)
     rows = _measure(options, mesh)
     if jax.process_index() == 0:
@@ -69,7 +71,8 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
         return _select.measure(options.n, options.density, options.repeats)
     from sparsejax.bench import _scale
 
-    return _scale.measure(options.recipe, options.n, options.density)
+    sizes = (2, 8, 64, MOST_WORKERS)
+    return _scale.measure(options.recipe, options.n, options.density, sizes)
 
 
 def _against(baseline: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

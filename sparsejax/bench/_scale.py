@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 import sparsejax
 from sparsejax.examples._training import RECIPES
 
-WORKERS = (8, 64, 1024)
 
-
-def measure(recipes: list[str], n: int, density: float) -> list[dict[str, Any]]:
-    """One row per recipe and number of workers."""
-    return [_row(name, n, density, w) for name in recipes for w in WORKERS]
+def measure(
+    recipes: list[str], n: int, density: float, sizes: Sequence[int]
+) -> list[dict[str, Any]]:
+    """One row per recipe and number of workers in `sizes`."""
+    return [_row(name, n, density, w) for name in recipes for w in sizes]
 
 
 def _row(name: str, n: int, density: float, workers: int) -> dict[str, Any]:
