@@ -36,9 +36,7 @@ def measure(n: int, density: float, repeats: int) -> list[dict[str, Any]]:
         "compact": lambda x, t: compact(x, t, capacity=k),
         "select_in": lambda x, t: select_in(x, threshold=t, **whole),
         "select_in, an eighth": lambda x, t: select_in(x, threshold=t, **eighth),
-        "count_in, 16 thresholds": lambda x, t: count_in(
-            x, 0, n, ladder(t, 16), span=n
-        ),
+        "count_in, 4 thresholds": lambda x, t: count_in(x, 0, n, ladder(t, 4), span=n),
         "lax.top_k": lambda x, t: jax.lax.top_k(jnp.abs(x) * t, k),
     }
     inner = {name: 1 if name == "lax.top_k" else _INNER for name in candidates}
