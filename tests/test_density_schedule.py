@@ -37,6 +37,47 @@ def test_constant_schedule_equals_the_number(recipe):
         assert jax.tree.structure(state) == jax.tree.structure(other)
 
 
+whole_vector = pytest.mark.parametrize(
+    "recipe", [sparsejax.topk, sparsejax.cltk, sparsejax.random_k]
+)
+
+
+@whole_vector
+def test_whole_vector_choices_follow_the_schedule(recipe):
+    schedule = optax.exponential_decay(0.25, 2, 0.5)
+    tx = recipe(schedule, max_density=0.25)
+    for t, (_, updates, state) in enumerate(run_simulated(tx, 8)):
+        wanted = int(0.25 * 0.5 ** (t / 2) * N)
+        report = sparsejax.report(state)
+        if recipe is sparsejax.topk:
+            assert report.demand.tolist() == [wanted] * WORKERS
+        else:
+            assert int(report.sent) == np.count_nonzero(flat(updates)) == wanted
+
+
+@whole_vector
+def test_constant_schedule_of_the_whole_vector_equals_the_number(recipe):
+    fixed = run_simulated(recipe(0.1), 4)
+    scheduled = run_simulated(recipe(lambda step: 0.1, max_density=0.1), 4)
+    for (_, mine, state), (_, theirs, other) in zip(fixed, scheduled, strict=True):
+        np.testing.assert_array_equal(flat(mine), flat(theirs))
+        assert jax.tree.structure(state) == jax.tree.structure(other)
+
+
+@whole_vector
+def test_whole_vector_from_everything(recipe):
+    tx = recipe(optax.linear_schedule(1.0, 0.0, 4), max_density=1.0)
+    first, *_, last = run_simulated(tx, 6)
+    mean = flat(first[0], (WORKERS,)).mean(axis=0)
+    np.testing.assert_allclose(flat(first[1]), mean, rtol=1e-6, atol=1e-6)
+    assert int(sparsejax.report(last[2]).demand.max()) == 1
+
+
+def test_unbiased_random_k_takes_no_schedule():
+    with pytest.raises(ValueError, match="unbiased"):
+        sparsejax.random_k(lambda step: 0.1, max_density=0.1, unbiased=True)
+
+
 def test_warm_up_from_everything():
     """From the dense mean down to one coordinate: never none, never too many."""
     tx = sparsejax.exdyna(optax.linear_schedule(1.0, 0.0, 4), max_density=1.0)

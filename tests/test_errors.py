@@ -383,4 +383,4 @@ def test_injected_arguments_name_static_args(recipe, arguments):
 
 def test_schedules_are_for_some_recipes():
     with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
-        sparsejax.topk(optax.linear_schedule(0.1, 0.01, 5))
+        sparsejax.sidco(optax.linear_schedule(0.1, 0.01, 5))

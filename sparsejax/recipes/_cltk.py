@@ -7,14 +7,15 @@ from typing import Any
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_capacity, check_density
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
 
 def cltk(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     value_dtype: Any = "float32",
     capacity: int | None = None,
@@ -32,7 +33,10 @@ def cltk(
     that the leader's choice mostly suits the others too.
 
     Args:
-      density: fraction of the coordinates to deliver per step, in (0, 1].
+      density: fraction of the coordinates to deliver per step, in (0, 1]. Or an
+        optax schedule of it: a function from the number of updates made.
+      max_density: the largest density that a schedule reaches, in (0, 1]; with a
+        schedule only, and necessary there, since it fixes the size of messages.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots; by default k.
@@ -44,8 +48,8 @@ def cltk(
 
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, or `nonfinite` or
-        `value_dtype` unknown.
+      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
+        `value_dtype` unknown, or `max_density` missing or of no use.
 
     Departs from the paper: without the low-pass filter, which multiplies what enters
     the residual by a factor below 1 in training with large batches.
@@ -58,8 +62,9 @@ def cltk(
       Chen et al., "ScaleCom: Scalable Sparsified Gradient Compression for
       Communication-Efficient Distributed Training", NeurIPS 2020 (arXiv 2104.11125).
     """
+    density, most = check_density_schedule(density, max_density)
     return sparsify(
-        sparsifiers.topk(check_density(density), capacity=check_capacity(capacity)),
+        sparsifiers.topk(density, capacity=check_capacity(capacity), max_density=most),
         exchange=exchanges.leader(value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,

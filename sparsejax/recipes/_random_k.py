@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_density
+from sparsejax._checks import check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.sparsifiers._exclusive import target_count
 
 
 def random_k(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     seed: int = 0,
     unbiased: bool = False,
     axis_name: AxisName = "data",
@@ -35,7 +36,10 @@ def random_k(
     steps, whatever its size: learning rates that suit `dense` may be too high.
 
     Args:
-      density: fraction of the coordinates to deliver per step, in (0, 1].
+      density: fraction of the coordinates to deliver per step, in (0, 1]. Or an
+        optax schedule of it: a function from the number of updates made.
+      max_density: the largest density that a schedule reaches, in (0, 1]; with a
+        schedule only, and necessary there, since it fixes the size of messages.
       seed: of the draws.
       unbiased: keep no residual and multiply by n/k instead, so that the expected
         update is the mean gradient; its variance is n/k times higher.
@@ -50,8 +54,8 @@ def random_k(
 
     Raises:
       TypeError: if `density` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], or `nonfinite` or `value_dtype`
-        unknown.
+      ValueError: if `density` is outside (0, 1], `nonfinite` or `value_dtype` unknown,
+        `max_density` missing or of no use, or for a schedule together with `unbiased`.
 
     Example:
       >>> import optax, sparsejax
@@ -60,10 +64,14 @@ def random_k(
     References:
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    density = check_density(density)
-
+    density, most = check_density_schedule(density, max_density)
+    if unbiased and callable(density):
+        raise ValueError(
+            "unbiased: the factor n/k is fixed when the step is compiled, so that it "
+            "cannot follow a density schedule. Leave one of the two out."
+        )
     tx = sparsify(
-        sparsifiers.random_k(density, seed=seed),
+        sparsifiers.random_k(density, seed=seed, max_density=most),
         exchange=exchanges.union(value_dtype),
         memory=memories.none() if unbiased else memories.error_feedback(),
         axis_name=axis_name,

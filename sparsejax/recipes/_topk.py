@@ -8,15 +8,16 @@ import optax
 
 from sparsejax import memories, sparsifiers
 from sparsejax._base import Exchange
-from sparsejax._checks import check_capacity, check_density
+from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.recipes._choice import exchange_or_pairs
 
 
 def topk(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
     value_dtype: Any = "float32",
@@ -34,8 +35,11 @@ def topk(
     coordinates, so that more arrives and more is sent.
 
     Args:
-      density: fraction of the coordinates that each worker sends per step, in (0, 1].
-        The update has up to w times as many; `report.density` says how many.
+      density: fraction of the coordinates that each worker sends per step, in (0, 1];
+        the update has up to w times as many, `report.density` says how many. Or an
+        optax schedule of it: a function from the number of updates made.
+      max_density: the largest density that a schedule reaches, in (0, 1]; with a
+        schedule only, and necessary there, since it fixes the size of messages.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
@@ -49,7 +53,8 @@ def topk(
     Raises:
       TypeError: if `density` or `capacity` is not a number, or is traced.
       ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
-        `value_dtype` unknown, or if `exchange` cannot deliver overlapping choices.
+        `value_dtype` unknown, `max_density` missing or of no use, or if `exchange`
+        cannot deliver overlapping choices.
 
     Example:
       >>> import optax, sparsejax
@@ -60,8 +65,9 @@ def topk(
       EMNLP 2017.
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
+    density, most = check_density_schedule(density, max_density)
     return sparsify(
-        sparsifiers.topk(check_density(density), capacity=check_capacity(capacity)),
+        sparsifiers.topk(density, capacity=check_capacity(capacity), max_density=most),
         exchange=exchange_or_pairs(exchange, value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from sparsejax._base import Agreed, Payload, Sparsifier
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import target_count
+from sparsejax.sparsifiers._exclusive import Schedule, live_count, target_count
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32
@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 _ROUNDS = 6
 
 
-def random_k(density: float, *, seed: int = 0) -> Sparsifier:
+def random_k(
+    density: float | Schedule, *, seed: int = 0, max_density: float | None = None
+) -> Sparsifier:
     """Selects `k = max(1, floor(density n))` coordinates without replacement.
 
     All workers draw the same ones from `(seed, step)`, so that no index is sent.
 
     Args:
-      density: fraction of the coordinates to select, in (0, 1].
+      density: fraction of the coordinates to select, in (0, 1], or a schedule: a
+        function from Int32[], the step, to Float[].
       seed: of the draws.
+      max_density: with a schedule, the largest density it may reach: all sizes follow
+        from it. Larger values of the schedule are cut.
 
     Example:
       >>> import sparsejax
@@ -39,6 +44,9 @@ def random_k(density: float, *, seed: int = 0) -> Sparsifier:
       ... )
     """
 
+    scheduled = callable(density)
+    largest = max_density if scheduled else density
+
     def init(layout, worker_count):
         del layout, worker_count
         return ()
@@ -46,15 +54,16 @@ def random_k(density: float, *, seed: int = 0) -> Sparsifier:
     def select(vector, state, step, workers, layout):
         del workers
         n = layout.n
-        goal = target_count(density, n)
-        if goal >= n:
+        goal = target_count(largest, n)
+        if goal >= n and not scheduled:
             return whole_vector(n), state
         keys = jax.random.bits(
             jax.random.fold_in(jax.random.key(seed), step), (_ROUNDS,), jnp.uint32
         )
-        indices = sample(keys, n, goal)
+        live = live_count(density, step, n, goal) if scheduled else goal
+        indices = sample(keys, n, goal, live)
         values = vector.at[indices].get(mode="fill", fill_value=0)
-        demand, threshold = jnp.int32(goal), jnp.float32(0)
+        demand, threshold = jnp.asarray(live, jnp.int32), jnp.float32(0)
         return Payload(indices, values, demand, threshold, window=Agreed()), state
 
     def adapt(state, report, step, layout):
@@ -64,8 +73,10 @@ def random_k(density: float, *, seed: int = 0) -> Sparsifier:
     return Sparsifier(init, select, adapt, "agreed")
 
 
-def sample(keys: UInt32[Array, " rounds"], n: int, k: int) -> Int[Array, " k"]:
-    """`k` of the numbers below `n`, distinct, ascending: Int32[k].
+def sample(
+    keys: UInt32[Array, " rounds"], n: int, k: int, live: Int[Array, ""] | int
+) -> Int[Array, " k"]:
+    """`live <= k` of the numbers below `n`, distinct, ascending: Int32[k], `n` after.
 
     They are the images of `0 .. k-1` under a keyed permutation, so that nothing of size
     n is shuffled: a Feistel network on the digits of a number in a grid of `a` times
@@ -87,9 +98,10 @@ def sample(keys: UInt32[Array, " rounds"], n: int, k: int) -> Int[Array, " k"]:
     def again(x):
         return jnp.where(x < n, x, permute(x))
 
-    drawn = permute(jnp.arange(k, dtype=jnp.uint32))
+    order = jnp.arange(k, dtype=jnp.uint32)
+    drawn = permute(order)
     drawn = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, drawn)
-    return jnp.sort(drawn.astype(jnp.int32))
+    return jnp.sort(jnp.where(order < live, drawn, n).astype(jnp.int32))
 
 
 def _hash(x, key):

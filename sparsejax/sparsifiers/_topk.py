@@ -8,10 +8,15 @@ from sparsejax import thresholds
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._selection import count_in, select_in
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import target_count
+from sparsejax.sparsifiers._exclusive import Schedule, live_count, target_count
 
 
-def topk(density: float, *, capacity: int | None = None) -> Sparsifier:
+def topk(
+    density: float | Schedule,
+    *,
+    capacity: int | None = None,
+    max_density: float | None = None,
+) -> Sparsifier:
     """Selects the `k = max(1, floor(density n))` largest magnitudes of each worker.
 
     The threshold that exactly k coordinates reach is searched by counting at several
@@ -21,8 +26,11 @@ def topk(density: float, *, capacity: int | None = None) -> Sparsifier:
     State: Float32[w], replicated: last threshold of each worker.
 
     Args:
-      density: fraction of the coordinates that each worker selects, in (0, 1].
+      density: fraction of the coordinates that each worker selects, in (0, 1], or a
+        schedule: a function from Int32[], the step, to Float[].
       capacity: payload slots per worker; by default k.
+      max_density: with a schedule, the largest density it may reach: all sizes follow
+        from it. Larger values of the schedule are cut.
 
     Example:
       >>> import sparsejax
@@ -34,30 +42,35 @@ def topk(density: float, *, capacity: int | None = None) -> Sparsifier:
       ... )
     """
     rule = thresholds.quota(slack=0.0)
+    scheduled = callable(density)
+    largest = max_density if scheduled else density
+
+    def target(step, n):
+        goal = target_count(largest, n)
+        return live_count(density, step, n, goal) if scheduled else goal
 
     def init(layout, worker_count):
-        return rule.init(target_count(density, layout.n), worker_count)
+        return rule.init(target_count(largest, layout.n), worker_count)
 
     def select(vector, state, step, workers, layout):
-        del step
         n = layout.n
-        goal = target_count(density, n)
-        if goal >= n:
+        goal = target_count(largest, n)
+        if goal >= n and not scheduled:
             return whole_vector(n), state
 
         def count_at(thresholds):
             return count_in(vector, 0, n, thresholds, span=n)
 
-        quota, size = jnp.int32(goal), jnp.int32(n)
+        quota, size = jnp.asarray(target(step, n), jnp.int32), jnp.int32(n)
         found = rule.find(state, workers.index(), quota, size, count_at)
         slots = goal if capacity is None else min(goal, capacity)
-        indices, demand = select_in(vector, 0, n, found, slots, span=n, capacity=slots)
+        limit = jnp.minimum(quota, slots)
+        indices, demand = select_in(vector, 0, n, found, limit, span=n, capacity=slots)
         values = vector.at[indices].get(mode="fill", fill_value=0)
         return Payload(indices, values, demand, found), state
 
     def adapt(state, report, step, layout):
-        del step
-        goal = target_count(density, layout.n)
+        goal = target(step, layout.n)
         return rule.adapt(state, report.demand, report.threshold, goal)
 
     return Sparsifier(init, select, adapt, "overlapping")

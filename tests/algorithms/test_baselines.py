@@ -33,7 +33,7 @@ def run(tx, stream, params=None, workers=2):
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def draw(seed, n, k):
     keys = jax.random.bits(jax.random.key(seed), (_random_k._ROUNDS,), jnp.uint32)
-    return _random_k.sample(keys, n, k)
+    return _random_k.sample(keys, n, k, k)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (17, 16), (1000, 10), (2**31 - 1, 50)])
