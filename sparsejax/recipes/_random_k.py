@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_density
+from sparsejax._checks import check_density, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.sparsifiers._exclusive import target_count
@@ -49,9 +49,9 @@ def random_k(
       `unbiased`.
 
     Raises:
-      TypeError: if `density` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], or `nonfinite` or `value_dtype`
-        unknown.
+      TypeError: if `density` is not a number, or is traced, or if `seed` is no int.
+      ValueError: if `density` is outside (0, 1], `seed` negative, or `nonfinite` or
+        `value_dtype` unknown.
 
     Example:
       >>> import optax, sparsejax
@@ -63,7 +63,7 @@ def random_k(
     density = check_density(density)
 
     tx = sparsify(
-        sparsifiers.random_k(density, seed=seed),
+        sparsifiers.random_k(density, seed=check_seed(seed)),
         exchange=exchanges.union(value_dtype),
         memory=memories.none() if unbiased else memories.error_feedback(),
         axis_name=axis_name,

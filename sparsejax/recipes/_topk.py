@@ -37,7 +37,8 @@ def topk(
       density: fraction of the coordinates that each worker sends per step, in (0, 1].
         The update has up to w times as many; `report.density` says how many.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
+      exchange: `exchanges.pairs()` by default; any that delivers overlapping choices,
+        such as `exchanges.union()` or `exchanges.hashed_owners()`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default k.
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
