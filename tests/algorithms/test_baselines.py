@@ -146,6 +146,16 @@ def test_dgc_warms_up():
     assert sizes[0] < sizes[1] / 2 < sizes[2] / 4
 
 
+def test_dgc_warm_up_moves_what_the_docstring_says():
+    struct = jax.ShapeDtypeStruct((10**6,), jnp.float32)
+    tx = sparsejax.dgc(0.02, warmup_steps=2)
+    for workers in (4, 8):
+        dense = sparsejax.wire_bytes(sparsejax.dense(), struct, workers=workers).total
+        by_branch = sparsejax.wire_bytes(tx, struct, workers=workers).by_branch
+        ratios = sorted(size / dense / workers for size in by_branch.values())
+        assert ratios[-2:] == pytest.approx([0.037, 0.14], abs=0.001)
+
+
 def test_dgc_clips_locally():
     drawn = np.array([[3.0, 4, 0, 0], [0, 0, 0.3, 0.4]], np.float32)
     tx = sparsejax.dgc(1.0, momentum=0.0, clip_norm=2.0)
