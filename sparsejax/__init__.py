@@ -8,8 +8,8 @@ from sparsejax._choice import best_exchange
 from sparsejax._gradients import localize, value_and_grad
 from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._labels import small_leaves
-from sparsejax._model_shards import PerShard, per_shard
-from sparsejax._placement import PerWorker, init, per_worker, state_specs
+from sparsejax._model_shards import per_shard
+from sparsejax._placement import PerShard, PerWorker, init, per_worker, state_specs
 from sparsejax._predict import predict
 from sparsejax._replicas import check_replicas
 from sparsejax._reports import log_row, report, reports

@@ -97,9 +97,14 @@ def wire_bytes(
     All message sizes are static, so nothing has to run, and any number of workers can
     be asked for on any machine.
 
+    Parameters that are sharded over other axes than the workers' are taken shard by
+    shard, as `per_shard` takes them; bytes are then those of each device.
+
     Args:
       tx: a transformation that holds sparsejax ones.
-      params: pytree of arrays or `jax.ShapeDtypeStruct`s, shaped as the gradients.
+      params: pytree of arrays or `jax.ShapeDtypeStruct`s, shaped as the gradients. For
+        `per_shard` their shardings have to tell the axis of the shards: placed
+        parameters, or structs with `sharding=`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       axis_name: the mesh axis of the workers, or a tuple of axes.
 
@@ -126,25 +131,48 @@ def wire_bytes(
         raise ValueError(
             f"workers: got {workers}, expected one number for each axis of {axes}."
         )
-    mesh = AbstractMesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))
+    known = dict(zip(axes, sizes, strict=True))
+    specs = jax.tree.map(lambda p: _shard_spec(p, axes), params)
+    for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(specs), strict=True):
+        known |= {name: leaf.sharding.mesh.shape[name] for name in _names(spec)}
+    mesh = AbstractMesh(
+        tuple(known.values()), tuple(known), axis_types=(AxisType.Auto,) * len(known)
+    )
 
-    def step(gradients):
+    def step(gradients, params):
         local = jax.tree.map(lambda g: g[0], gradients)
-        # Replicated, as parameters are; zeros like the local gradients would not be.
-        zeros = jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype), local)
-        updates, _ = tx.update(local, tx.init(zeros), zeros)
+        updates, _ = tx.update(local, tx.init(params), params)
         return updates
 
-    count = math.prod(sizes)
-    gradients = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct((count, *jnp.shape(p)), jnp.result_type(p)),
-        params,
+    def shaped(*leading):
+        return jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(
+                (*leading, *jnp.shape(p)), jnp.result_type(p)
+            ),
+            params,
+        )
+
+    by_worker = jax.tree.map(lambda spec: P(axis_name, *spec), specs)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(by_worker, specs), out_specs=specs
     )
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=P(axis_name), out_specs=P())
     # The mesh that is set has no part in it.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        jaxpr = jax.make_jaxpr(mapped)(gradients)
-    return count_jaxpr(jaxpr.jaxpr, dict(zip(axes, sizes, strict=True)))
+        jaxpr = jax.make_jaxpr(mapped)(shaped(math.prod(sizes)), shaped())
+    return count_jaxpr(jaxpr.jaxpr, known)
+
+
+def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:
+    """How a parameter is sharded, but for the workers' axes."""
+    spec = getattr(getattr(leaf, "sharding", None), "spec", None) or ()
+    others = ([n for n in _names([entry]) if n not in worker_axes] for entry in spec)
+    return P(*(tuple(names) or None for names in others))
+
+
+def _names(spec: Any) -> list[str]:
+    """The mesh axes in a `PartitionSpec`."""
+    nested = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    return [name for names in nested for name in names if isinstance(name, str)]
 
 
 def count_jaxpr(jaxpr: Any, axis_sizes: dict[str, int]) -> WireBytes:

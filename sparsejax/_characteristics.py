@@ -24,7 +24,8 @@ class Characteristics(NamedTuple):
         united, so that sums that cancel count.
       skewness: Float[w], of w equal contiguous parts of each gradient, the largest
         density over the mean, from 1 (even) to w (all in one part); 0 without
-        non-zeros.
+        non-zeros. Where w does not divide n the last parts are shorter, so that even
+        ones exceed 1 by up to w/n.
     """
 
     density: Float[Array, " w"]
@@ -48,7 +49,8 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
       The characteristics, in elements or in rows.
 
     Raises:
-      ValueError: if there are no leaves, or they disagree about the number of workers.
+      ValueError: if there are no leaves or no workers, or leaves disagree about their
+        number.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
@@ -62,10 +64,11 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
     """
     leaves = jax.tree.leaves(gradients)
     counts = {jnp.shape(leaf)[:1] for leaf in leaves}
-    if len(counts) != 1 or () in counts:
+    if len(counts) != 1 or () in counts or (0,) in counts:
         raise ValueError(
             f"gradients: got leaves of shapes {[jnp.shape(leaf) for leaf in leaves]}, "
-            f"expected at least one, all with the number of workers as first axis."
+            f"expected at least one, all with the number of workers, at least 1, as "
+            f"first axis."
         )
     ((count,),) = counts
 

@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import math
 import numbers
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+# For errors: whole trees of parameters are passed by mistake.
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = 80
+
+
+def _static_hint(name: str, value: Any) -> str:
+    """What to do about an argument that `inject_hyperparams` made into an array."""
+    if not isinstance(value, jax.Array):
+        return ""
+    return (
+        f" It is fixed when the transformation is built: pass a Python number, and "
+        f'inside `optax.inject_hyperparams` also `static_args=("{name}", ...)`.'
+    )
+
+
+def check_number(
+    name: str, value: Any, allowed: Callable[[float], bool], meaning: str
+) -> float:
+    """`value` as a float that is `allowed`; `meaning` says what was expected.
+
+    Raises:
+      TypeError: if it is not a Python or numpy number.
+      ValueError: if it is not allowed; NaN never is.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"{name}: got {_SHORT.repr(value)}, expected {meaning}."
+            f"{_static_hint(name, value)}"
+        )
+    found = float(value)
+    if math.isnan(found) or not allowed(found):
+        raise ValueError(f"{name}: got {value}, expected {meaning}.")
+    return found
 
 
 def check_density(density: Any, name: str = "density") -> float:
@@ -19,37 +54,14 @@ def check_density(density: Any, name: str = "density") -> float:
       TypeError: if it is not a Python or numpy number.
       ValueError: if it lies outside (0, 1] or is NaN.
     """
-    if isinstance(density, jax.Array):
-        raise TypeError(
-            f"{name}: got a jax array ({density}); it fixes the size of messages, so "
-            f"it must be a Python number when the transformation is built. Inside "
-            f'`optax.inject_hyperparams` pass `static_args=("{name}",)`.'
-        )
     if callable(density):
         raise TypeError(
             f"{name}: got the function {density!r}, expected a number in (0, 1]. "
-            f"Schedules are taken by `exdyna` and `micro`, as their `density` with "
-            f"`max_density=`."
+            f"Schedules are taken by `exdyna`, `micro`, `topk`, `cltk` and `random_k`, "
+            f"as their `density` with `max_density=`."
         )
-    if isinstance(density, bool) or not isinstance(density, numbers.Real):
-        raise TypeError(
-            f"{name}: got {density!r}, expected a number in (0, 1], such as 0.01 to "
-            f"send one per cent."
-        )
-    value = float(density)
-    if math.isnan(value) or not 0 < value <= 1:
-        raise ValueError(
-            f"{name}: got {density}, expected a fraction in (0, 1], such as 0.01 to "
-            f"send one per cent."
-        )
-    return value
-
-
-def _static_hint(name: str, value: Any) -> str:
-    """What to do about an argument that `inject_hyperparams` made into an array."""
-    if not isinstance(value, jax.Array):
-        return ""
-    return f' Inside `optax.inject_hyperparams` pass `static_args=("{name}", ...)`.'
+    meaning = "a number in (0, 1], such as 0.01 to send one per cent"
+    return check_number(name, density, lambda x: 0 < x <= 1, meaning)
 
 
 def check_density_schedule(
@@ -91,7 +103,7 @@ def check_capacity(capacity: Any) -> int | None:
         "payload slots per worker (a positive int), or None to derive them from the "
         "density"
     )
-    return None if capacity is None else check_count("capacity", capacity, 1, meaning)
+    return check_optional_count("capacity", capacity, 1, meaning)
 
 
 def check_value_dtype(dtype: Any) -> np.dtype:
@@ -123,18 +135,48 @@ def check_threshold(threshold: Any, name: str = "threshold") -> float:
       TypeError: if it is not a Python or numpy number.
       ValueError: if it is negative or not finite.
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
-        raise TypeError(
-            f"{name}: got {threshold!r}, expected a number of 0 or more, in units of "
-            f"the accumulated gradient.{_static_hint(name, threshold)}"
-        )
-    found = float(threshold)
-    if not (math.isfinite(found) and found >= 0):
-        raise ValueError(
-            f"{name}: got {threshold}, expected a finite number of 0 or more, in "
-            f"units of the accumulated gradient."
-        )
-    return found
+    meaning = "a finite number of 0 or more, in units of the accumulated gradient"
+    return check_number(name, threshold, lambda x: 0 <= x < math.inf, meaning)
+
+
+def check_densification(densification: Any, workers: int | None = None) -> float | None:
+    """`densification` as a float of at least 1, or None; at most `workers`, if given.
+
+    Raises:
+      TypeError: if it is neither a number nor None.
+      ValueError: if it is out of range or not finite.
+    """
+    if densification is None:
+        return None
+    most = math.inf if workers is None else workers
+    meaning = (
+        f"how many times denser the sum is than one gradient, from 1 (same support "
+        f"everywhere) to the number of workers (no overlap"
+        f"{'' if workers is None else f', here {workers}'}), or None for independent "
+        f"supports"
+    )
+    # Measured ones are float32.
+    return check_number(
+        "densification",
+        densification,
+        lambda x: 1 <= x <= most * (1 + 1e-6) and x < math.inf,
+        meaning,
+    )
+
+
+def check_part(name: str, value: Any, kind: type, example: str) -> Any:
+    """`value`, which is a `kind`: one of the parts that `sparsify` composes.
+
+    Raises:
+      TypeError: if it is not; such as a name, or a function that was not called.
+    """
+    if isinstance(value, kind):
+        return value
+    raise TypeError(
+        f"{name}: got {_SHORT.repr(value)}, expected what a function of "
+        f"`sparsejax.{example.split('.')[0]}` returns, such as "
+        f"`sparsejax.{example}`, parentheses included."
+    )
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -158,11 +200,31 @@ def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int
     meaning = meaning or f"an int of at least {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
-            f"{name}: got {value!r}, expected {meaning}.{_static_hint(name, value)}"
+            f"{name}: got {_SHORT.repr(value)}, expected {meaning}."
+            f"{_static_hint(name, value)}"
         )
     if value < least:
         raise ValueError(f"{name}: got {value}, expected {meaning}.")
     return int(value)
+
+
+def check_optional_count(
+    name: str, value: Any, least: int = 1, meaning: str = ""
+) -> int | None:
+    """None, or `value` as `check_count` has it."""
+    return None if value is None else check_count(name, value, least, meaning)
+
+
+def check_seed(seed: Any) -> Any:
+    """`seed` as an int of at least 0; traced integers as they are.
+
+    Raises:
+      TypeError: if it is no integer.
+      ValueError: if it is negative.
+    """
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer):
+        return seed
+    return check_count("seed", seed, 0)
 
 
 def check_fraction(name: str, value: Any) -> float:
@@ -172,15 +234,7 @@ def check_fraction(name: str, value: Any) -> float:
       TypeError: if it is not a Python or numpy number.
       ValueError: if it lies outside.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"{name}: got {value!r}, expected a number in [0, 1)."
-            f"{_static_hint(name, value)}"
-        )
-    found = float(value)
-    if not 0 <= found < 1:
-        raise ValueError(f"{name}: got {value}, expected a number in [0, 1).")
-    return found
+    return check_number(name, value, lambda x: 0 <= x < 1, "a number in [0, 1)")
 
 
 def check_period(period: Any) -> int | None:
@@ -191,7 +245,7 @@ def check_period(period: Any) -> int | None:
       ValueError: if it is less than 1.
     """
     meaning = "a number of steps (a positive int), or None for never"
-    return None if period is None else check_count("period", period, 1, meaning)
+    return check_optional_count("period", period, 1, meaning)
 
 
 def check_scale(scale: Any) -> Any:
@@ -203,15 +257,5 @@ def check_scale(scale: Any) -> Any:
     """
     if scale is None or isinstance(scale, jax.Array):
         return scale
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(
-            f"scale: got {scale!r}, expected a positive number, or None for the root "
-            f"mean square of the gradients."
-        )
-    size = float(scale)
-    if not 0 < size < math.inf:
-        raise ValueError(
-            f"scale: got {scale}, expected a positive number, or None for the root "
-            f"mean square of the gradients."
-        )
-    return size
+    meaning = "a positive number, or None for the root mean square of the gradients"
+    return check_number("scale", scale, lambda x: 0 < x < math.inf, meaning)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._accounting import wire_bytes
 from sparsejax._base import Exchange
-from sparsejax._checks import check_density
+from sparsejax._checks import check_count, check_densification, check_density
 from sparsejax._transform import sparsify
 
 
@@ -57,9 +57,9 @@ def best_exchange(
       The choice, and the bytes that it compared.
 
     Raises:
-      TypeError: if `density` is not a number.
-      ValueError: if `density` is outside (0, 1], `densification` below 1, or `n` not a
-        multiple of `row_size`.
+      TypeError: if a number is none.
+      ValueError: if `density` is outside (0, 1], `densification` outside [1, w], a
+        count below 1, or `n` not a multiple of `row_size`.
 
     Example:
       >>> import sparsejax
@@ -69,7 +69,9 @@ def best_exchange(
       ('hashed_owners', 'dense')
     """
     density = check_density(density)
-    if row_size < 1 or n % row_size:
+    workers, n = check_count("workers", workers), check_count("n", n)
+    check_densification(densification, workers)
+    if n % check_count("row_size", row_size):
         raise ValueError(
             f"n: got {n}, expected a multiple of row_size, which is {row_size}."
         )

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from sparsejax._checks import check_number
+
 
 def small_leaves(
     min_size: int = 4096, *, sparse: str = "sparse", dense: str = "dense"
@@ -26,6 +28,7 @@ def small_leaves(
       A function from a pytree of parameters to a pytree of labels.
 
     Raises:
+      TypeError: if `min_size` is not a number, such as the parameters themselves.
       ValueError: if `min_size` is negative, or both labels are the same.
 
     Example:
@@ -41,10 +44,13 @@ def small_leaves(
       ...     optax.sgd(0.1),
       ... )
     """
-    if min_size < 0:
-        raise ValueError(
-            f"min_size: got {min_size}, expected a number of elements, 0 or more."
-        )
+    check_number(
+        "min_size",
+        min_size,
+        lambda size: size >= 0,
+        "a number of elements, 0 or more (parameters go to what is returned: "
+        "`small_leaves()(params)`)",
+    )
     if sparse == dense:
         raise ValueError(
             f"sparse, dense: got {sparse!r} for both, expected two different labels."

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._placement import state_specs
+from sparsejax._placement import PerShard, state_specs
 from sparsejax._workers import AxisName, Workers, mesh_worker_count, sharded_axes
-
-
-class PerShard(NamedTuple):
-    """Marks state that differs per shard of the model.
-
-    Every leaf has a leading axis: [m, ...] globally, sharded over the axis of the m
-    model shards, and [1, ...] inside `jax.shard_map`. Per-worker leaves carry both
-    marks, and both axes: [m, w, ...].
-
-    Example:
-      >>> import jax, jax.numpy as jnp, sparsejax
-      >>> state = sparsejax.PerShard(jnp.zeros((2, 3)))
-      >>> sparsejax.state_specs(state).per_shard == jax.P("model")
-      True
-    """
-
-    per_shard: Any
 
 
 def per_shard(
@@ -118,7 +101,8 @@ def _require_mesh(axes: tuple[str, ...]) -> None:
         raise ValueError(
             f"per_shard: no axes {axes!r} here. Set a mesh that has them first, `with "
             f"jax.set_mesh(mesh): tx.init(params)` (or `sparsejax.init(tx, params, "
-            f"mesh)`), or call `tx.init` inside `jax.shard_map`."
+            f"mesh)`), or call `tx.init` inside `jax.shard_map`. `wire_bytes` learns "
+            f"of them from the shardings of the parameters: pass placed ones."
         )
 
 

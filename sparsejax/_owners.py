@@ -8,6 +8,7 @@ Shapes: `u` units, `w` workers, `k` payload slots, `c` slots in a list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _ROUNDS = 3
 _LOAD = 2
 _SERIAL = 10
+# Room for chance in the serial area, in square roots of the main area. Tables are not
+# sent, so that it costs no byte. Without it, 30 of 600 coordinates on 8 workers
+# overflowed in 82 % of the steps, and 300 of 6000 in 3 %.
+_SPREAD = 4
 
 
 class Lists(NamedTuple):
@@ -121,7 +126,8 @@ def hierarchical_hash() -> OwnerMap:
     `h0` picks the owner of a unit. Each worker has a table per owner of about twice
     the non-zeros that it will hold. Those without a place try one that the next of
     three hash functions picks, and read back whether they got it; the last ones are
-    ranked into a serial area. The tables' occupied places are what is sent.
+    ranked into a serial area. The tables' occupied places are what is sent, and a step
+    in which that area is too small is a dense one.
 
     Owners add up into a whole vector, as they hold no list of what they own.
 
@@ -133,7 +139,7 @@ def hierarchical_hash() -> OwnerMap:
     def split(indices, units, worker_count, length, key):
         k = indices.size
         main = max(1, -(-_LOAD * k // worker_count))
-        serial = -(-main // _SERIAL)
+        serial = min(length, main // _SERIAL + math.ceil(_SPREAD * math.sqrt(main)))
         width = main + serial
         valid = indices < units
         owner = jnp.where(valid, _below(mix(indices, key), worker_count), worker_count)

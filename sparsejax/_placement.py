@@ -1,7 +1,8 @@
-"""State that differs per worker: its marker, its shardings, its allocation."""
+"""State that differs per worker, or per shard: markers, shardings, allocation."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import AxisName, Workers, mesh_worker_count
+from sparsejax._workers import AxisName, Workers, mesh_worker_count, sharded_axes
 
 
 class PerWorker(NamedTuple):
@@ -27,6 +28,26 @@ class PerWorker(NamedTuple):
     """
 
     per_worker: Any
+
+
+class PerShard(NamedTuple):
+    """Marks state that differs per shard of the model.
+
+    Every leaf has a leading axis: [m, ...] globally, sharded over the axis of the m
+    model shards, and [1, ...] inside `jax.shard_map`. Per-worker leaves carry both
+    marks, and both axes: [m, w, ...].
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> state = sparsejax.PerShard(jnp.zeros((2, 3)))
+      >>> sparsejax.state_specs(state).per_shard == jax.P("model")
+      True
+    """
+
+    per_shard: Any
+
+
+_MARKERS = (PerWorker, PerShard)
 
 
 def map_per_worker(f: Callable[[Any], Any], tree: Any) -> Any:
@@ -86,13 +107,19 @@ def state_specs(
 
     Args:
       state: any pytree that holds optimizer states: arrays, or the result of
-        `jax.eval_shape`. The marker is also found where flax nnx has turned the
-        state into nested dicts.
+        `jax.eval_shape`. Markers are also found by name where flax nnx, or a checkpoint
+        restored without a target, has turned all of the state into nested dicts: there
+        a dict of one entry named `per_worker` or `per_shard` is taken for a marker.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
     Returns:
       A pytree of the same structure, with a `PartitionSpec` for each leaf.
+
+    Raises:
+      TypeError: if `state` is a transformation, and not a state of one.
+      ValueError: if `PerShard` marks some of the state, and other leaves are sharded
+        over `shard_axis` without it.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sparsejax
@@ -104,25 +131,75 @@ def state_specs(
       >>> specs[0].memory.per_worker == P("data"), specs[0].step == P()
       (True, True)
     """
+    if isinstance(state, optax.GradientTransformation):
+        raise TypeError(
+            "state_specs: got a transformation, expected a state of it, such as "
+            "`sparsejax.init(tx, params, mesh)`."
+        )
     axes = {"per_worker": axis_name, "per_shard": shard_axis}
-
-    def spec(path, _):
-        return P(*(axes[mark] for mark in _marks(path)))
-
-    return jax.tree_util.tree_map_with_path(spec, state)
-
-
-def _marks(path: Any) -> list[str]:
-    """The markers around the leaf at `path`: one for each of its leading axes."""
-    names = (getattr(k, "name", getattr(k, "key", None)) for k in path)
-    # Once each, in the order in which the marks were put on.
-    return [n for n in dict.fromkeys(names) if n in ("per_worker", "per_shard")]
+    marks = marks_of_leaves(state)
+    _check_shards(state, marks, Workers(shard_axis))
+    specs = [P(*(axes[mark] for mark in around)) for around in marks]
+    return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
-def worker_axis(path: Any) -> int | None:
-    """Which axis of the leaf at `path` is that of the workers; None if it has none."""
-    marks = _marks(path)
-    return marks.index("per_worker") if "per_worker" in marks else None
+def _check_shards(state: Any, marks: list[tuple[str, ...]], shards: Workers) -> None:
+    """Raises ValueError where `PerShard` marks some of what is sharded, and not all."""
+    if not any("per_shard" in around for around in marks):
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    for (path, leaf), around in zip(leaves, marks, strict=True):
+        known = isinstance(leaf, jax.Array) and sharded_axes(leaf)
+        if "per_shard" not in around and known and known & set(shards.axes):
+            raise ValueError(
+                f"state_specs: `{jax.tree_util.keystr(path)}` is sharded over "
+                f"{shards.axis_name!r}, but not marked `PerShard`. Wrap the whole "
+                f"chain, `sparsejax.per_shard(optax.chain(...))`, and pass the "
+                f"optimizer state without the parameters."
+            )
+
+
+def marks_of_leaves(tree: Any) -> list[tuple[str, ...]]:
+    """The markers around each leaf: one for each of its leading axes, in their order.
+
+    By type. Only where there is none in all of `tree`, by name: parameters may be
+    called as the markers are.
+    """
+    found = _typed_marks(tree, ())
+    return found if any(found) else _named_marks(tree)
+
+
+def _typed_marks(tree: Any, around: tuple[str, ...]) -> list[tuple[str, ...]]:
+    found = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, _MARKERS)):
+        if isinstance(node, _MARKERS):
+            (name,) = node._fields
+            # Once each: a marker inside its like adds no axis.
+            inside = around if name in around else (*around, name)
+            found += _typed_marks(node[0], inside)
+        else:
+            found.append(around)
+    return found
+
+
+def _named_marks(tree: Any) -> list[tuple[str, ...]]:
+    names = {name for marker in _MARKERS for name in marker._fields}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    entries = collections.defaultdict(set)
+    for path in paths:
+        for i, key in enumerate(path):
+            entries[path[:i]].add(key)
+
+    def marks(path):
+        return dict.fromkeys(
+            key.key
+            for i, key in enumerate(path)
+            if isinstance(key, jax.tree_util.DictKey)
+            and key.key in names
+            and len(entries[path[:i]]) == 1
+        )
+
+    return [tuple(marks(path)) for path in paths]
 
 
 def allocate(make: Callable[..., Any], workers: Workers, *args: Any) -> Any:
@@ -172,8 +249,9 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh)
       The state; leaves marked `PerWorker` are [w, ...], sharded over the axis.
 
     Raises:
-      ValueError: if the mesh lacks the axis, or inside `jax.jit` (where meshes cannot
-        be set: set it outside and call `tx.init`).
+      TypeError: if the arguments are not a transformation, parameters and a mesh.
+      ValueError: if the mesh lacks the axis, or inside `jax.jit` unless it was set
+        outside.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -183,7 +261,23 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh)
       >>> state.memory.per_worker.shape
       (8, 100)
     """
-    with jax.set_mesh(mesh):
+    # Not by its type: `optax.MultiSteps` and the like are classes of their own.
+    if not (hasattr(tx, "init") and isinstance(mesh, jax.sharding.Mesh)):
+        raise TypeError(
+            f"init: got a {type(tx).__name__}, a {type(params).__name__} and a "
+            f"{type(mesh).__name__}, expected a transformation, parameters and a "
+            f"`jax.sharding.Mesh`: `sparsejax.init(tx, params, mesh)`."
+        )
+    try:
+        context = jax.set_mesh(mesh)
+    except ValueError:  # Inside `jax.jit` no mesh can be set, only be set already.
+        if jax.sharding.get_abstract_mesh() != mesh.abstract_mesh:
+            raise ValueError(
+                "init: inside `jax.jit` no mesh can be set. Set it outside, `with "
+                "jax.set_mesh(mesh): jax.jit(tx.init)(params)`."
+            ) from None
+        return tx.init(params)
+    with context:
         return tx.init(params)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +16,8 @@ def reports(opt_state: Any) -> dict[str, Report]:
     """All reports in an optimizer state, by their path.
 
     Args:
-      opt_state: any nesting of optax states.
+      opt_state: any nesting of optax states; reports are also found where flax nnx, or
+        a checkpoint restored without a target, has turned them into dicts.
 
     Returns:
       A dict from path (as `jax.tree_util.keystr` writes it) to `Report`; empty if there
@@ -28,13 +31,23 @@ def reports(opt_state: Any) -> dict[str, Report]:
       ['[0].report']
     """
     found, _ = jax.tree_util.tree_flatten_with_path(
-        opt_state, is_leaf=lambda node: isinstance(node, Report)
+        opt_state, is_leaf=lambda node: _report_of(node) is not None
     )
-    return {
-        jax.tree_util.keystr(path): _unboxed(node)
-        for path, node in found
-        if isinstance(node, Report)
-    }
+    named = {jax.tree_util.keystr(path): _report_of(node) for path, node in found}
+    return {path: _unboxed(node) for path, node in named.items() if node is not None}
+
+
+def _report_of(node: Any) -> Report | None:
+    """A node of a state as a `Report`, of dicts too; None if it is none."""
+    if isinstance(node, Report):
+        return node
+    fields = [name for name in Report._fields if name != "details"]
+    if not isinstance(node, Mapping) or not set(fields) <= set(node):
+        return None
+    details = dict(node.get("details") or {})  # empty ones leave no entry
+    record: Any = collections.namedtuple
+    details = record("Details", sorted(details))(**details)
+    return Report(**{name: node[name] for name in fields}, details=details)
 
 
 def _unboxed(report: Report) -> Report:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._layout import Structure, bare
-from sparsejax._placement import init, worker_axis
+from sparsejax._placement import init, marks_of_leaves
 
 
 def resize_workers(
@@ -61,15 +61,18 @@ def resize_workers(
     _check_same(state, fresh)
     same = all(np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True))
 
-    def carried(path, old, new):
-        axis = worker_axis(path)
-        if not same and axis is not None:
-            return _mean_rows(old, new, axis, path)
+    def carried(path, old, new, marks):
+        if not same and "per_worker" in marks:
+            return _mean_rows(old, new, marks.index("per_worker"), path)
         if np.shape(old) != np.shape(new):
             return new
         return _place(old, new, mesh)
 
-    carried_leaves = [carried(p, a, b) for a, (p, b) in zip(old, new, strict=True)]
+    marks = marks_of_leaves(fresh)
+    carried_leaves = [
+        carried(path, a, b, around)
+        for a, (path, b), around in zip(old, new, marks, strict=True)
+    ]
     return jax.tree.unflatten(jax.tree.structure(state), carried_leaves)
 
 

@@ -20,7 +20,8 @@ def simulate(
 ) -> optax.GradientTransformationExtraArgs:
     """The same transformation for `workers` workers under `jax.vmap` on one device.
 
-    For experiments and tests: same numbers, no mesh.
+    For experiments and tests: same numbers, no mesh. Same up to rounding, as a compiler
+    may sum in another order: updates of `marsit` differ by 2e-7.
 
     Args:
       tx: a transformation that holds sparsejax ones, possibly chained with others.

@@ -13,8 +13,8 @@ ROOT = pathlib.Path(sparsejax.__file__).parent
 
 # A module may import from strictly lower layers, and from its own package.
 LAYERS = (
-    {"_base", "_checks", "_nesting", "_labels", "_characteristics"},
-    {"_layout", "_workers", "_bits", "_in_place"},
+    {"_base", "_checks", "_nesting", "_characteristics"},
+    {"_labels", "_layout", "_workers", "_bits", "_in_place"},
     {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients"}
     | {"thresholds"},
     {"sparsifiers", "exchanges", "memories"},

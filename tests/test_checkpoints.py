@@ -248,3 +248,32 @@ def test_check_replicas_of_shards():
     sparsejax.check_replicas(good, mesh)
     with pytest.raises(ValueError, match=r"copies of `\(root\)`"):
         sparsejax.check_replicas(_astray(mesh, P("model"), (8,)), mesh)
+
+
+def test_state_is_independent_of_capacity():
+    """Another density takes over the same state."""
+    first, second = sparsejax.exdyna(0.25), sparsejax.exdyna(0.01)
+    made = trainer(first)
+    _, state, _ = made.advance(*made.start(), gradients(0))
+    other = trainer(second)
+    assert jax.tree.structure(state) == jax.tree.structure(other.state)
+    _, state, updates = other.advance(other.start()[0], state, gradients(1))
+    assert int(sparsejax.report(state).sent) == 6
+    assert np.isfinite(np.asarray(updates["bias"])).all()
+
+
+def test_state_of_another_number_of_workers():
+    tx = sparsejax.exdyna(0.1)
+    state = sparsejax.init(tx, PARAMS, mesh_of())
+    specs = sparsejax.state_specs(state)
+    with pytest.raises(ValueError, match=r"leading axis of 1.*resize_workers"):
+        jax.eval_shape(
+            jax.shard_map(
+                lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s)[0],
+                mesh=mesh_of(4),
+                in_specs=(P("data"), specs),
+                out_specs=P(),
+            ),
+            gradients(0, workers=4),
+            state,
+        )

@@ -162,7 +162,7 @@ def test_misuse(recipe):
         recipe(schedule)
     with pytest.raises(ValueError, match=r"max_density: got 0\.2 with the fixed"):
         recipe(0.1, max_density=0.2)
-    with pytest.raises(ValueError, match=r"max_density: got 2, expected a fraction"):
+    with pytest.raises(ValueError, match=r"max_density: got 2, expected a number"):
         recipe(schedule, max_density=2)
     with pytest.raises(TypeError, match=r"max_density: got '1', expected a number"):
         recipe(schedule, max_density="1")

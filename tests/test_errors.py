@@ -4,56 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from tests.harness import PARAMS, WORKERS, gradients, mesh_of, trainer
-
-recipes = pytest.mark.parametrize("recipe", [sparsejax.exdyna, sparsejax.micro])
-
-
-@recipes
-@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.5, float("nan"), float("inf")])
-def test_density_out_of_range(recipe, density):
-    with pytest.raises(ValueError, match=r"density: got .*fraction in \(0, 1\]"):
-        recipe(density)
-
-
-@recipes
-@pytest.mark.parametrize("density", ["1%", None, True, 0.5j, [0.1]])
-def test_density_of_wrong_type(recipe, density):
-    with pytest.raises(TypeError, match=r"density: got .*number in \(0, 1\]"):
-        recipe(density)
-
-
-@recipes
-def test_traced_density_names_static_args(recipe):
-    with pytest.raises(TypeError, match="static_args"):
-        jax.jit(lambda d: recipe(d).init(PARAMS))(0.1)
-    tx = optax.inject_hyperparams(recipe)(density=0.1)
-    with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match="static_args"):
-        tx.init(PARAMS)
-    fixed = optax.inject_hyperparams(recipe, static_args=("density", "nonfinite"))
-    with jax.set_mesh(mesh_of()):
-        fixed(density=0.1).init(PARAMS)
-
-
-@recipes
-@pytest.mark.parametrize(
-    ("capacity", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError)]
-)
-def test_capacity(recipe, capacity, error):
-    with pytest.raises(error, match=r"capacity: got .*slot"):
-        recipe(0.1, capacity=capacity)
-
-
-@recipes
-def test_unknown_nonfinite_policy(recipe):
-    with pytest.raises(ValueError, match="nonfinite: got 'ignore', expected one of"):
-        recipe(0.1, nonfinite="ignore")
+from tests.harness import PARAMS, WORKERS, gradients, mesh_of
 
 
 def test_exchange_that_cannot_deliver():
@@ -244,45 +200,12 @@ def test_report_needs_exactly_one():
     assert list(sparsejax.reports(state)) == ["[0].report", "[1].report"]
 
 
-@pytest.mark.parametrize("workers", [0, -1, 2.5, None, (2, 2)])
-def test_simulate_needs_workers(workers):
-    error = ValueError if workers in (0, -1) else TypeError
-    with pytest.raises(error, match=r"workers: got .*expected an int of at least 1"):
-        sparsejax.simulate(sparsejax.dense(), workers=workers)
-
-
 @pytest.mark.parametrize("shape", [(), (40,), (3, 40)])
 def test_simulate_needs_a_leading_axis(shape):
     tx = sparsejax.simulate(sparsejax.dense(), workers=4)
     state = tx.init(jnp.zeros(40))
     with pytest.raises(ValueError, match=r"root.*first axis.* 4 simulated workers"):
         tx.update(jnp.zeros(shape), state)
-
-
-@recipes
-@pytest.mark.parametrize("rule", ["x", 0.5, sparsejax.thresholds.staircase])
-def test_threshold_rule(recipe, rule):
-    with pytest.raises(TypeError, match=r"threshold: got .*staircase\(\)"):
-        recipe(0.1, threshold=rule)
-
-
-@recipes
-@pytest.mark.parametrize("name", [["data"], None, (), ("a", 1)])
-def test_axis_name(recipe, name):
-    with pytest.raises(TypeError, match=r"axis_name: got .*name of a mesh axis"):
-        recipe(0.1, axis_name=name)
-
-
-def test_wire_bytes_asks_for_one_number_per_axis():
-    tx = sparsejax.exdyna(0.1)
-    for workers in ((2, 4), ()):
-        with pytest.raises(ValueError, match=r"workers: got .*each axis"):
-            sparsejax.wire_bytes(tx, PARAMS, workers=workers)
-    with pytest.raises(ValueError, match="workers: got 0"):
-        sparsejax.wire_bytes(tx, PARAMS, workers=0)
-    other = sparsejax.exdyna(0.1, axis_name="host")
-    with pytest.raises(ValueError, match=r"no axis 'host'.*`wire_bytes`"):
-        sparsejax.wire_bytes(other, PARAMS, workers=4)
 
 
 def test_branching_on_a_local_predicate_is_refused():
@@ -305,51 +228,6 @@ def test_branching_on_a_local_predicate_is_refused():
     assert traced(True) == 1.0
 
 
-def test_state_is_independent_of_capacity():
-    """Another density takes over the same state."""
-    first, second = sparsejax.exdyna(0.25), sparsejax.exdyna(0.01)
-    made = trainer(first)
-    _, state, _ = made.advance(*made.start(), gradients(0))
-    other = trainer(second)
-    assert jax.tree.structure(state) == jax.tree.structure(other.state)
-    _, state, updates = other.advance(other.start()[0], state, gradients(1))
-    assert int(sparsejax.report(state).sent) == 6
-    assert np.isfinite(np.asarray(updates["bias"])).all()
-
-
-def test_wire_bytes_whatever_mesh_is_set():
-    tx = sparsejax.exdyna(0.1)
-    expected = sparsejax.wire_bytes(tx, PARAMS, workers=4)
-    with jax.set_mesh(mesh_of()):
-        assert sparsejax.wire_bytes(tx, PARAMS, workers=4) == expected
-
-
-def test_only_what_is_compiled_has_compiled_bytes():
-    lowered = jax.jit(lambda x: x + 1).lower(1.0)
-    assert sparsejax.compiled_wire_bytes(lowered.compile()).total == 0
-    with pytest.raises(TypeError, match=r"compiled: got Lowered.*compile\(\)"):
-        sparsejax.compiled_wire_bytes(lowered)
-    with pytest.raises(ValueError, match=r"no ENTRY.*compile\(\)"):
-        sparsejax.compiled_wire_bytes(lowered.as_text())
-
-
-def test_state_of_another_number_of_workers():
-    tx = sparsejax.exdyna(0.1)
-    state = sparsejax.init(tx, PARAMS, mesh_of())
-    specs = sparsejax.state_specs(state)
-    with pytest.raises(ValueError, match=r"leading axis of 1.*resize_workers"):
-        jax.eval_shape(
-            jax.shard_map(
-                lambda g, s: tx.update(jax.tree.map(lambda x: x[0], g), s)[0],
-                mesh=mesh_of(4),
-                in_specs=(P("data"), specs),
-                out_specs=P(),
-            ),
-            gradients(0, workers=4),
-            state,
-        )
-
-
 def test_differentiated_arguments_go_by_position():
     def step(w, x):
         return sparsejax.value_and_grad(_loss)(w=w, x=x)
@@ -362,25 +240,3 @@ def test_differentiated_arguments_go_by_position():
             jnp.ones(4),
             jnp.ones(4 * WORKERS),
         )
-
-
-@pytest.mark.parametrize(
-    ("recipe", "arguments"),
-    [
-        (sparsejax.exdyna, {"capacity": 8}),
-        (sparsejax.dgc, {"momentum": 0.9}),
-        (sparsejax.topk, {"capacity": 3}),
-        (sparsejax.hard_threshold, {"threshold": 0.1}),
-    ],
-)
-def test_injected_arguments_name_static_args(recipe, arguments):
-    (name,) = arguments
-    fixed = {"density": 0.1} | arguments
-    tx = optax.inject_hyperparams(recipe, static_args=("density",))(**fixed)
-    with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match=rf'args=\("{name}"'):
-        tx.init(PARAMS)
-
-
-def test_schedules_are_for_some_recipes():
-    with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
-        sparsejax.sidco(optax.linear_schedule(0.1, 0.01, 5))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import linen, nnx, serialization
 from flax.training.train_state import TrainState
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -174,3 +174,38 @@ def test_nnx_jit_of_the_constructor(kind):
     with jax.set_mesh(mesh):
         _, optimizer = make()
     _check_rows(optimizer.opt_state[0].memory.per_worker)
+
+
+def test_reports_in_a_split_state():
+    """nnx turns reports into dicts; they are the same reports."""
+    tx = optax.chain(sparsejax.zen(1.0), sparsejax.dense())
+    with jax.set_mesh(mesh_of()):
+        model = nnx.Linear(FEATURES, OUTPUTS, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    _, state = nnx.split((model, optimizer))
+    expected = sparsejax.reports(optimizer.opt_state)
+    found = sparsejax.reports(state)
+    assert len(found) == len(expected) == 2
+    for mine, theirs in zip(found.values(), expected.values(), strict=True):
+        assert sparsejax.log_row(mine) == sparsejax.log_row(theirs)
+    first, second = found.values()
+    assert first.details.overflow == 0
+    assert second.details == ()
+    restored = serialization.to_state_dict(optimizer.opt_state)
+    assert list(sparsejax.reports(restored)) == ["['0']['report']", "['1']['report']"]
+    assert sparsejax.reports(nnx.state(model)) == {}
+
+
+def test_parameters_of_nnx_may_be_called_like_markers():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.per_worker = nnx.Param(jnp.zeros((FEATURES, OUTPUTS)))
+            self.bias = nnx.Param(jnp.zeros(OUTPUTS))
+
+    with jax.set_mesh(mesh_of()):
+        model = Model()
+        state = nnx.split((model, nnx.Optimizer(model, TX, wrt=nnx.Param)))[1]
+    specs = jax.tree_util.tree_leaves_with_path(sparsejax.state_specs(state))
+    marked = [jax.tree_util.keystr(path) for path, spec in specs if spec != P()]
+    assert len(marked) == 1
+    assert "['memory']['per_worker']" in marked[0]

@@ -405,3 +405,13 @@ def test_shards_unknown_under_jit():
     with jax.set_mesh(explicit):
         state = jax.jit(tx.init)(_sharded(explicit))
     assert state.per_shard.memory.per_worker.shape == (2, 4, 60)
+
+
+def test_all_of_a_chain_belongs_in_per_shard():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, P(None, "model"))
+    params = {"w": jax.device_put(jnp.zeros((20, 6)), sharding)}
+    tx = optax.chain(sparsejax.per_shard(sparsejax.exdyna(0.1)), optax.adam(0.1))
+    state = sparsejax.init(tx, params, mesh)
+    with pytest.raises(ValueError, match=r"mu\['w'\]`.*per_shard\(optax\.chain"):
+        sparsejax.state_specs(state)

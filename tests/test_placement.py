@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -47,6 +48,19 @@ def test_init_shards_per_worker_rows(kind, how):
     if how == "init":
         state = sparsejax.init(tx, PARAMS, mesh)
     _check(state)
+
+
+@kinds
+def test_init_inside_jit(kind):
+    """A mesh has to be set outside; then jax has it, whoever asks."""
+    tx, mesh = sparsejax.exdyna(0.05), mesh_of(kind=kind)
+    inside = jax.jit(lambda params: sparsejax.init(tx, params, mesh))
+    with pytest.raises(ValueError, match=r"set_mesh\(mesh\): jax\.jit\(tx\.init\)"):
+        inside(PARAMS)
+    with jax.set_mesh(mesh_of(4, kind)), pytest.raises(ValueError, match="Set it out"):
+        inside(PARAMS)
+    with jax.set_mesh(mesh):
+        _check(inside(PARAMS))
 
 
 @kinds
@@ -114,6 +128,33 @@ def test_state_specs_find_the_marker_by_path():
     assert sparsejax.state_specs(as_dict, ("a", "b")) == {
         "0": {"memory": {"per_worker": P(("a", "b"))}, "step": P()}
     }
+
+
+NAMED = {"per_worker": jnp.zeros((30, 20)), "bias": jnp.zeros(20)}
+
+
+@pytest.mark.parametrize("params", [NAMED, {"per_worker": NAMED["per_worker"]}])
+def test_parameters_may_be_called_like_markers(params):
+    tx = optax.chain(sparsejax.exdyna(0.05), optax.adam(0.1))
+    made = trainer(tx, params)
+    specs = sparsejax.state_specs(made.state)
+    assert specs[0].memory.per_worker == P("data")
+    assert specs[1][0].mu["per_worker"] == P()
+    _, state, _ = made.advance(*made.start(), gradients(0, params=params))
+    smaller = sparsejax.resize_workers(tx, state, params, mesh_of(4))
+    np.testing.assert_array_equal(
+        smaller[1][0].mu["per_worker"], state[1][0].mu["per_worker"]
+    )
+
+
+def test_of_dicts_those_of_one_entry_are_markers():
+    tx = optax.chain(sparsejax.exdyna(0.05), optax.adam(0.1))
+    state = sparsejax.init(tx, NAMED, mesh_of())
+    restored = serialization.to_state_dict({"params": NAMED, "state": state})
+    specs = sparsejax.state_specs(restored)
+    assert specs["state"]["0"]["memory"]["per_worker"] == P("data")
+    assert specs["state"]["1"]["0"]["mu"]["per_worker"] == P()
+    assert specs["params"]["per_worker"] == P()
 
 
 def test_per_worker_momentum_is_local():

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from sparsejax import _bits, _codec, _owners
 from sparsejax._base import Exchange
+from sparsejax._checks import check_densification, check_density
 from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
-    check_sizes,
     deliver_sum,
     densified,
     ratio,
@@ -38,7 +38,8 @@ class HashedOwnersDetails(NamedTuple):
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
       density_after: Float[], density of the sum.
-      densification: Float[], their ratio, between 1 and w; 0 where nothing was sent.
+      densification: Float[], their ratio, up to w; 0 where nothing was sent, and below
+        1 where sums cancel.
       push_imbalance: Float[], the longest list that a worker sent over the mean of its
         lists, at worst; at least 1.
       pull_imbalance: Float[], the most non-zero sums of an owner over the mean.
@@ -136,8 +137,8 @@ def hashed_owners(
     Args:
       capacity: the largest density of a worker's vector that has to fit, in (0, 1]; by
         default as many as the sparsifier sends.
-      densification: how many times denser the sum is than one vector, from 1 to w; by
-        default as for independent supports, `(1 - (1-d)^w) / d`.
+      densification: how many times denser the sum is than one vector, from 1 to w, as
+        which more counts; by default as for independent supports, `(1 - (1-d)^w) / d`.
       owners: "permutation", which ranks by owner, or "hierarchical_hash", which fills
         tables as in the paper and needs a whole vector at each owner.
 
@@ -145,8 +146,9 @@ def hashed_owners(
       An exchange for overlapping and disjoint choices, of coordinates or rows.
 
     Raises:
-      ValueError: if `capacity` is outside (0, 1], `densification` below 1, or `owners`
-        unknown.
+      TypeError: if `capacity` or `densification` is not a number.
+      ValueError: if `capacity` is outside (0, 1], `densification` below 1 or not
+        finite, or `owners` unknown.
 
     Example:
       >>> import sparsejax
@@ -161,7 +163,9 @@ def hashed_owners(
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).
     """
-    check_sizes(capacity, densification)
+    if capacity is not None:
+        capacity = check_density(capacity, "capacity")
+    densification = check_densification(densification)
     if owners not in _owners.MAPS:
         raise ValueError(
             f"owners: got {owners!r}, expected one of {sorted(_owners.MAPS)}."

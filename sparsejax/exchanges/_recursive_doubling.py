@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from sparsejax import _codec
 from sparsejax._base import Exchange
+from sparsejax._checks import check_densification, check_density
 from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
-    check_sizes,
     deliver_sum,
     densified,
     ratio,
@@ -37,7 +37,8 @@ class RecursiveDoublingDetails(NamedTuple):
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
       density_after: Float[], density of the sum.
-      densification: Float[], their ratio, between 1 and w; 0 where nothing was sent.
+      densification: Float[], their ratio, up to w; 0 where nothing was sent, and below
+        1 where sums cancel.
       overflow: Bool[], whether something did not fit, so that the step was dense.
     """
 
@@ -103,15 +104,17 @@ def recursive_doubling(
     Args:
       capacity: the largest density of a worker's vector that has to fit, in (0, 1]; by
         default as many as the sparsifier sends.
-      densification: how many times denser the sum is than one vector, from 1 to w; by
-        default as for independent supports, `(1 - (1-d)^w) / d`. For j workers
-        `j^(log g / log w)` is assumed.
+      densification: how many times denser the sum is than one vector, from 1 to w, as
+        which more counts; by default as for independent supports,
+        `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
 
     Returns:
       An exchange for overlapping and disjoint choices, of coordinates or rows.
 
     Raises:
-      ValueError: if `capacity` is outside (0, 1] or `densification` below 1.
+      TypeError: if `capacity` or `densification` is not a number.
+      ValueError: if `capacity` is outside (0, 1], or `densification` below 1 or not
+        finite.
 
     Example:
       >>> import sparsejax
@@ -129,7 +132,9 @@ def recursive_doubling(
       Renggli et al., "SparCML: High-Performance Sparse Communication for Machine
       Learning", SC 2019 (arXiv 1802.08021).
     """
-    check_sizes(capacity, densification)
+    if capacity is not None:
+        capacity = check_density(capacity, "capacity")
+    densification = check_densification(densification)
 
     def apply(vector, payload, state, step, workers, layout):
         del step

@@ -60,22 +60,6 @@ def ratio(a: Array, b: Array) -> Float[Array, " *shape"]:
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)
 
 
-def check_sizes(capacity: Any, densification: Any) -> None:
-    """Raises ValueError for a capacity outside (0, 1] or a densification below 1."""
-    if capacity is not None and not 0 < capacity <= 1:
-        raise ValueError(
-            f"capacity: got {capacity}, expected the largest fraction of non-zeros "
-            f"that a worker should be able to send, in (0, 1], or None for as many as "
-            f"the sparsifier sends."
-        )
-    if densification is not None and not densification >= 1:
-        raise ValueError(
-            f"densification: got {densification}, expected how many times denser the "
-            f"sum is than one gradient, from 1 (same support everywhere) to the "
-            f"number of workers (no overlap), or None for independent supports."
-        )
-
-
 def units_of(n: int, values: Any) -> tuple[int, tuple[int, ...]]:
     """How many units there are for values [k, ...], and the shape of one value."""
     shape = values.shape[1:]

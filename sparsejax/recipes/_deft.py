@@ -26,7 +26,8 @@ def deft(
 
         k_l = K* ||acc[l]|| / sum_m ||acc[m]||    (at most its size)
 
-    coordinates, with the norm averaged over workers. Layers, or pieces of them, are
+    coordinates, with the norm averaged over workers, rounded so that they sum to K*.
+    Layers, or pieces of them, are
     dealt to the workers so that each selects K*/w coordinates; all workers' values
     there are summed and divided by w, and leave their residuals. So the union of the
     choices is their sum, K*, whatever the number of workers.

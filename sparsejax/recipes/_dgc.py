@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import optax
@@ -10,10 +11,10 @@ from sparsejax import memories, sparsifiers
 from sparsejax._base import Exchange
 from sparsejax._checks import (
     check_capacity,
-    check_count,
     check_density,
     check_fraction,
-    check_threshold,
+    check_number,
+    check_optional_count,
 )
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName, Workers
@@ -53,11 +54,13 @@ def dgc(
       warmup_steps: steps at each density of 25 %, 6.25 %, ... that is above `density`,
         before `density` itself. Each has messages of its own size, so that the
         program holds one branch for each, and `wire_bytes(...).by_branch` tells them
-        apart.
+        apart. The first ones save little or nothing: with `pairs` the one of 25 % moves
+        0.14 w times the bytes of `dense`, 0.56 on 4 workers and 1.13 on 8, and the one
+        of 6.25 % 0.037 w times.
       clip_norm: scales a gradient whose norm exceeds `clip_norm / sqrt(w)` down to
-        that, before anything is accumulated.
+        that, before anything is accumulated; positive.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
+      exchange: `exchanges.pairs()` by default, or another as in `topk`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker after the warm-up; by default
         max(1, floor(density n)).
@@ -87,7 +90,7 @@ def dgc(
     density, slots = check_density(density), check_capacity(capacity)
     delivers = exchange_or_pairs(exchange, value_dtype)
     memory = memories.momentum_correction(check_fraction("momentum", momentum))
-    steps = 0 if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
+    steps = check_optional_count("warmup_steps", warmup_steps, 0) or 0
 
     def at(density, slots):
         return sparsify(
@@ -108,8 +111,9 @@ def dgc(
         tx = ladder([*rungs, tx], steps, workers)
     if clip_norm is None:
         return tx
-    clip = _clip_locally(check_threshold(clip_norm, "clip_norm"), workers)
-    return optax.chain(clip, tx)
+    meaning = "a positive number, or None not to clip"
+    norm = check_number("clip_norm", clip_norm, lambda x: 0 < x < math.inf, meaning)
+    return optax.chain(_clip_locally(norm, workers), tx)
 
 
 def _clip_locally(norm, workers):

@@ -35,7 +35,7 @@ def hard_threshold(
       threshold: in units of the accumulated gradient, at least 0.
       density: size of the message, as a fraction of the coordinates, in (0, 1].
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
+      exchange: `exchanges.pairs()` by default, or another as in `topk`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default max(1, floor(density n)).
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_period, check_scale
+from sparsejax._checks import check_period, check_scale, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -60,8 +60,9 @@ def marsit(
       scale, the root mean square of the compensation, and whether the step was full.
 
     Raises:
-      TypeError: if `period` or `scale` is no number.
-      ValueError: if `period` is below 1, `scale` not positive, or `nonfinite` unknown.
+      TypeError: if `period`, `scale` or `seed` is no number.
+      ValueError: if `period` is below 1, `scale` not positive, `seed` negative, or
+        `nonfinite` unknown.
 
     Departs from the paper: the step size of the signs follows the gradients, rounded to
     eight significant bits; the paper has a constant. Probabilities are rounded to
@@ -108,7 +109,9 @@ def marsit(
     return sparsify(
         sparsifiers.everything(),
         exchange=exchanges.one_bit_ring(
-            period=check_period(period), scale=check_scale(scale), seed=seed
+            period=check_period(period),
+            scale=check_scale(scale),
+            seed=check_seed(seed),
         ),
         memory=memories.error_feedback(),
         axis_name=axis_name,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_density_schedule
+from sparsejax._checks import check_density_schedule, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.sparsifiers._exclusive import target_count
@@ -53,9 +53,10 @@ def random_k(
       `unbiased`.
 
     Raises:
-      TypeError: if `density` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `nonfinite` or `value_dtype` unknown,
-        `max_density` missing or of no use, or for a schedule together with `unbiased`.
+      TypeError: if `density` is not a number, or is traced, or if `seed` is no int.
+      ValueError: if `density` is outside (0, 1], `seed` negative, `nonfinite` or
+        `value_dtype` unknown, `max_density` missing or of no use, or for a schedule
+        together with `unbiased`.
 
     Example:
       >>> import optax, sparsejax
@@ -71,7 +72,7 @@ def random_k(
             "cannot follow a density schedule. Leave one of the two out."
         )
     tx = sparsify(
-        sparsifiers.random_k(density, seed=seed, max_density=most),
+        sparsifiers.random_k(density, seed=check_seed(seed), max_density=most),
         exchange=exchanges.union(value_dtype),
         memory=memories.none() if unbiased else memories.error_feedback(),
         axis_name=axis_name,

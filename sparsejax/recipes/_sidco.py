@@ -8,7 +8,12 @@ import optax
 
 from sparsejax import memories, sparsifiers
 from sparsejax._base import Exchange
-from sparsejax._checks import check_capacity, check_choice, check_count, check_density
+from sparsejax._checks import (
+    check_capacity,
+    check_choice,
+    check_density,
+    check_optional_count,
+)
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.recipes._choice import exchange_or_pairs
@@ -48,7 +53,7 @@ def sidco(
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree, as
         the paper has it; the program grows with the number of leaves.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
+      exchange: `exchanges.pairs()` by default, or another as in `topk`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
 
@@ -82,7 +87,7 @@ def sidco(
         sparsifiers.fitted(
             check_density(density),
             fit=check_choice("fit", fit, tuple(_tails.FITS)),
-            stages=None if stages is None else check_count("stages", stages),
+            stages=check_optional_count("stages", stages),
             granularity=check_choice("granularity", granularity, ("vector", "leaf")),
             capacity=check_capacity(capacity),
         ),

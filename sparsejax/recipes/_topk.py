@@ -41,7 +41,8 @@ def topk(
       max_density: the largest density that a schedule reaches, in (0, 1]; with a
         schedule only, and necessary there, since it fixes the size of messages.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or `exchanges.union()`.
+      exchange: `exchanges.pairs()` by default; any that delivers overlapping choices,
+        such as `exchanges.union()` or `exchanges.hashed_owners()`.
       value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
       capacity: payload slots per worker; by default k.
       nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.

@@ -37,8 +37,9 @@ def zen(
     Args:
       capacity: the largest density of one worker's gradient that has to fit, in rows
         where leaves have them, in (0, 1].
-      densification: how many times denser the sum is than one gradient, from 1 to w;
-        by default as for independent supports, `(1 - (1-d)^w) / d`.
+      densification: how many times denser the sum is than one gradient, from 1 to w,
+        as which more counts; by default as for independent supports,
+        `(1 - (1-d)^w) / d`.
       rows: whether leaves [V, D] are taken as V rows; otherwise one by one.
       owners: how owners are found, see `exchanges.hashed_owners`.
       axis_name: the mesh axis of the workers, or a tuple of axes.
@@ -50,9 +51,9 @@ def zen(
       and after, the densification, push and pull imbalance, and the overflow.
 
     Raises:
-      TypeError: if `capacity` is not a number, or is traced.
-      ValueError: if `capacity` is outside (0, 1], `densification` below 1, or `owners`
-        or `nonfinite` unknown.
+      TypeError: if `capacity` or `densification` is not a number, or is traced.
+      ValueError: if `capacity` is outside (0, 1], `densification` below 1 or not
+        finite, or `owners` or `nonfinite` unknown.
 
     Departs from the paper: the map to owners is a keyed bijection and not a hash table,
     as nothing here needs atomics; messages are padded to static sizes.

@@ -14,7 +14,7 @@ from sparsejax._selection import count_in, select_in
 from sparsejax._workers import vary_like
 from sparsejax.sparsifiers._everything import whole_vector
 from sparsejax.sparsifiers._exclusive import target_count
-from sparsejax.sparsifiers._shares import allocate, cut
+from sparsejax.sparsifiers._shares import allocate, cut, rounded
 
 # Norms whose squares overflow are infinite; as numbers their sum should be finite.
 _LARGEST = 1e30
@@ -23,8 +23,9 @@ _LARGEST = 1e30
 def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
     """Selects `k_l` coordinates of each layer, in proportion to the layer's norm.
 
-    The workers agree on the norms by a sum of one number per layer. The vector is cut
-    where the running sum of `k_l` reaches multiples of K*/w: so parts hold one or
+    The workers agree on the norms by a sum of one number per layer. `k_l` are whole and
+    sum to K*, by largest remainders. The vector is cut where the running sum of `k_l`
+    reaches multiples of K*/w: so parts hold one or
     several layers or pieces of one, and each worker selects K*/w coordinates in a part
     of its own. Parts rotate: at step t worker r owns part `(t + r) mod w`. In each
     piece a threshold is searched by counting at several ones per pass.
@@ -59,21 +60,20 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         layers = [vector[a:b] for a, b in itertools.pairwise(edges)]
         norms = jnp.stack([jnp.linalg.norm(x) for x in layers])
         norms = workers.mean(jnp.minimum(norms, _LARGEST))
-        shares = allocate(norms, sizes, goal)
+        counts = rounded(allocate(norms, sizes, goal), sizes, goal)
+        quotas = _partition.quotas(step, n, goal, count)
+        goals = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(quotas)])
+        bounds = cut(counts, edges, goals)
         owned = _partition.owners(step, count)
-        bounds = cut(shares, edges, count)
         part = owned[workers.index()]
-        quota = _partition.quotas(step, n, goal, count)[part]
         slots = min(n, -(-goal // count) if capacity is None else capacity)
         # This worker's piece of each layer, and how many to select there.
         first = jnp.maximum(bounds[part], edges[:-1])
         length = jnp.maximum(jnp.minimum(bounds[part + 1], edges[1:]) - first, 0)
         length = length.astype(jnp.int32)
-        weight = shares * (length.astype(jnp.float32) / sizes.astype(np.float32))
-        ends = jnp.cumsum(weight)
-        scale = quota.astype(jnp.float32) / jnp.maximum(ends[-1], 1e-30)
-        ends = jnp.round(ends * scale).astype(jnp.int32)
-        wanted = jnp.diff(ends, prepend=jnp.zeros((1,), jnp.int32))
+        ends = jnp.cumsum(counts)
+        before = jnp.maximum(goals[part], ends - counts)
+        wanted = jnp.maximum(jnp.minimum(goals[part + 1], ends) - before, 0)
         largest = int(sizes.max())
 
         def visit(layer, carry):

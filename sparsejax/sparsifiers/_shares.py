@@ -40,20 +40,44 @@ def allocate(
     return jnp.minimum(sizes, jnp.exp(low) * norms)
 
 
-def cut(
-    shares: Float[Array, " L"], edges: np.ndarray, worker_count: int
-) -> Int[Array, " w+1"]:
-    """Int32[w + 1]: bounds of parts with equal sums of `shares`. Replicated.
+def rounded(
+    shares: Float[Array, " L"], sizes: np.ndarray, goal: int
+) -> Int[Array, " L"]:
+    """Int32[L]: `shares` as whole numbers, at most `sizes`, that sum to `goal` exactly.
 
-    Inside a layer shares are spread evenly.
+    Rounded down, and one more for the largest remainders. Sums of floats are a little
+    off: what is then still missing, or too much, goes to whoever has room.
     """
-    ends = jnp.cumsum(shares)
-    goals = ends[-1] * (jnp.arange(1, worker_count, dtype=jnp.float32) / worker_count)
-    layer = jnp.searchsorted(ends, goals).astype(jnp.int32)
-    layer = jnp.minimum(layer, shares.shape[0] - 1)
-    within = 1 - (ends[layer] - goals) / shares[layer]
+    floors = jnp.minimum(jnp.floor(shares).astype(jnp.int32), sizes)
+    order = jnp.argsort(floors.astype(jnp.float32) - shares)
+    counts, most = floors[order], jnp.asarray(sizes, jnp.int32)[order]
+
+    def filled(amount, room):
+        """As much of `amount` as fits, one layer after another."""
+        return jnp.clip(amount - (jnp.cumsum(room) - room), 0, room)
+
+    counts += filled(goal - jnp.sum(counts), jnp.minimum(most - counts, 1))
+    counts += filled(goal - jnp.sum(counts), most - counts)
+    counts -= filled(jnp.sum(counts) - goal, counts)
+    return jnp.zeros_like(counts).at[order].set(counts)
+
+
+def cut(
+    counts: Int[Array, " L"], edges: np.ndarray, goals: Int[Array, " w+1"]
+) -> Int[Array, " w+1"]:
+    """Int32[w + 1]: where the running sum of `counts` reaches `goals`. Replicated.
+
+    `goals` ascend from 0 to the sum. Inside a layer of `k` out of `size` coordinates
+    each takes `size // k` of them, and the first `size % k` one more: so a piece is
+    never shorter than what is to be selected in it.
+    """
     edges = jnp.asarray(edges, jnp.int32)
+    ends = jnp.cumsum(counts)
+    layer = jnp.searchsorted(ends, goals, side="right").astype(jnp.int32)
+    layer = jnp.minimum(layer, counts.shape[0] - 1)
+    before = goals - (ends - counts)[layer]
+    each = jnp.maximum(counts[layer], 1)
     size = edges[layer + 1] - edges[layer]
-    offset = (jnp.clip(within, 0, 1) * size.astype(jnp.float32)).astype(jnp.int32)
-    inner = jax.lax.cummax(edges[layer] + jnp.minimum(offset, size))
-    return jnp.concatenate([edges[:1], inner, edges[-1:]])
+    inside = before * (size // each) + jnp.minimum(before, size % each)
+    bounds = jnp.where(goals < ends[-1], edges[layer] + inside, edges[-1])
+    return bounds.at[0].set(0)

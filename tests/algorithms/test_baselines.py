@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import sparsejax
+from sparsejax import _partition
 from sparsejax.sparsifiers import _random_k, _shares
 
 
@@ -145,6 +146,16 @@ def test_dgc_warms_up():
     assert sizes[0] < sizes[1] / 2 < sizes[2] / 4
 
 
+def test_dgc_warm_up_moves_what_the_docstring_says():
+    struct = jax.ShapeDtypeStruct((10**6,), jnp.float32)
+    tx = sparsejax.dgc(0.02, warmup_steps=2)
+    for workers in (4, 8):
+        dense = sparsejax.wire_bytes(sparsejax.dense(), struct, workers=workers).total
+        by_branch = sparsejax.wire_bytes(tx, struct, workers=workers).by_branch
+        ratios = sorted(size / dense / workers for size in by_branch.values())
+        assert ratios[-2:] == pytest.approx([0.037, 0.14], abs=0.001)
+
+
 def test_dgc_clips_locally():
     drawn = np.array([[3.0, 4, 0, 0], [0, 0, 0.3, 0.4]], np.float32)
     tx = sparsejax.dgc(1.0, momentum=0.0, clip_norm=2.0)
@@ -198,20 +209,66 @@ def test_deft_allocation():
     assert shares[0] == 10
     assert shares[2] / shares[1] == pytest.approx(2, rel=0.01)
     assert 0 < shares[3] < 1
-    edges = np.array([0, 10, 1010, 2010, 7010], np.int32)
-    bounds = np.asarray(_shares.cut(shares, edges, 4))
-    assert bounds[0] == 0
-    assert bounds[-1] == 7010
-    assert np.all(np.diff(bounds) > 0)
-    held = [
-        float(jnp.interp(b, jnp.asarray(edges, jnp.float32), _running(shares)))
-        for b in bounds
-    ]
-    np.testing.assert_allclose(np.diff(held), 25, rtol=0.05)
     # Nothing but zeros: an even spread.
     even = _shares.allocate(jnp.zeros(4), np.full(4, 100, np.int32), 40)
     np.testing.assert_allclose(even, 10, rtol=1e-3)
 
 
-def _running(shares):
-    return jnp.concatenate([jnp.zeros(1), jnp.cumsum(shares)])
+@pytest.mark.parametrize("goal", [1, 2, 7, 100, 597, 598])
+@pytest.mark.parametrize("workers", [1, 4, 7])
+def test_deft_pieces_hold_what_is_selected_in_them(goal, workers):
+    """Whatever the norms: shares, parts and pieces are exact."""
+    rng = np.random.default_rng(goal)
+    sizes = np.array([1, 500, 3, 90, 5], np.int32)
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    for step in range(5):
+        norms = jnp.asarray(rng.exponential(size=5) ** 4, jnp.float32)
+        shares = _shares.allocate(norms, sizes, goal)
+        counts = np.asarray(_shares.rounded(shares, sizes, goal))
+        assert counts.sum() == goal
+        assert np.all((counts >= 0) & (counts <= sizes))
+        assert np.all(np.abs(counts - np.asarray(shares)) < 1.01)
+        quotas = _partition.quotas(jnp.int32(step), sizes.sum(), goal, workers)
+        goals = np.concatenate([[0], np.cumsum(quotas)]).astype(np.int32)
+        cuts = _shares.cut(jnp.asarray(counts), edges, jnp.asarray(goals))
+        bounds, ends = np.asarray(cuts), np.cumsum(counts)
+        assert (bounds[0], bounds[-1]) == (0, sizes.sum())
+        assert np.all(np.diff(bounds) >= 0)
+        for p in range(workers):
+            piece = np.minimum(bounds[p + 1], edges[1:]) - np.maximum(
+                bounds[p], edges[:-1]
+            )
+            wanted = np.minimum(goals[p + 1], ends) - np.maximum(
+                goals[p], ends - counts
+            )
+            assert np.all(np.maximum(wanted, 0) <= np.maximum(piece, 0))
+
+
+@pytest.mark.parametrize(
+    ("scale", "goal"), [(1.1, 20_000_000), (0.9, 20_000_000), (1.0, 20_000_001)]
+)
+def test_deft_shares_that_are_off_still_sum_to_the_target(scale, goal):
+    """Sums of float32 are: by more than one for each layer."""
+    sizes = np.array([2**30, 2**20, 2**24], np.int32)
+    shares = jnp.array([19_000_000.3, 500_000.3, 500_000.4], jnp.float32) * scale
+    counts = np.asarray(_shares.rounded(shares, sizes, goal))
+    assert counts.sum() == goal
+    assert np.all((counts >= 0) & (counts <= sizes))
+
+
+@pytest.mark.parametrize(
+    ("n", "workers", "density"), [(5, 8, 0.2), (600, 4, 0.999), (620, 3, 0.98)]
+)
+def test_deft_delivers_its_target_in_every_step(n, workers, density):
+    """Shares that round to nothing, and layers that are taken whole."""
+    rng = np.random.default_rng(1)
+    params = {"a": jnp.zeros(2), "b": jnp.zeros((n - 3, 1)), "c": jnp.zeros(1)}
+    stream = [
+        jax.tree.map(
+            lambda leaf: rng.laplace(size=(workers, *leaf.shape)).astype(np.float32),
+            params,
+        )
+        for _ in range(16)
+    ]
+    _, states = run(sparsejax.deft(density), stream, params, workers)
+    assert {int(s.report.sent) for s in states} == {max(1, int(density * n))}

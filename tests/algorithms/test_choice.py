@@ -109,6 +109,12 @@ def test_characteristics_of_known_supports():
     np.testing.assert_allclose(found.densification, 8 / 3, rtol=1e-6)
 
 
+def test_skewness_of_parts_that_differ_in_length():
+    """Five coordinates in parts of three and two: even ones are not at 1."""
+    found = sparsejax.characteristics(np.ones((2, 5)))
+    np.testing.assert_allclose(found.skewness, [1.2, 1.2])
+
+
 def test_characteristics_of_rows():
     gradients = np.zeros((2, 6, 3), np.float32)
     gradients[0, 1, 2] = gradients[1, 1, 0] = gradients[1, 4, 0] = 1
@@ -120,12 +126,9 @@ def test_characteristics_of_rows():
     assert rows.overlap[0, 1] == 1
 
 
-@pytest.mark.parametrize("leaves", [[], [jnp.zeros(())], [np.ones(2), np.ones(3)]])
+@pytest.mark.parametrize(
+    "leaves", [[], [jnp.zeros(())], [np.ones(2), np.ones(3)], [np.ones((0, 4))]]
+)
 def test_characteristics_need_a_worker_axis(leaves):
     with pytest.raises(ValueError, match="gradients: got leaves of shapes"):
         sparsejax.characteristics(leaves)
-
-
-def test_rows_must_divide():
-    with pytest.raises(ValueError, match="n: got 10"):
-        sparsejax.best_exchange(0.1, None, 2, n=10, row_size=3)

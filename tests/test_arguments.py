@@ -1,0 +1,192 @@
+"""Arguments out of their range, or of another type, are named with what is expected."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sparsejax
+from sparsejax import exchanges
+from tests.harness import PARAMS, mesh_of
+
+recipes = pytest.mark.parametrize("recipe", [sparsejax.exdyna, sparsejax.micro])
+
+
+@recipes
+@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.5, float("nan"), float("inf")])
+def test_density_out_of_range(recipe, density):
+    with pytest.raises(ValueError, match=r"density: got .*number in \(0, 1\]"):
+        recipe(density)
+
+
+@recipes
+@pytest.mark.parametrize("density", ["1%", None, True, 0.5j, [0.1]])
+def test_density_of_wrong_type(recipe, density):
+    with pytest.raises(TypeError, match=r"density: got .*number in \(0, 1\]"):
+        recipe(density)
+
+
+@recipes
+def test_traced_density_names_static_args(recipe):
+    with pytest.raises(TypeError, match="static_args"):
+        jax.jit(lambda d: recipe(d).init(PARAMS))(0.1)
+    tx = optax.inject_hyperparams(recipe)(density=0.1)
+    with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match="static_args"):
+        tx.init(PARAMS)
+    fixed = optax.inject_hyperparams(recipe, static_args=("density", "nonfinite"))
+    with jax.set_mesh(mesh_of()):
+        fixed(density=0.1).init(PARAMS)
+
+
+@recipes
+@pytest.mark.parametrize(
+    ("capacity", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError)]
+)
+def test_capacity(recipe, capacity, error):
+    with pytest.raises(error, match=r"capacity: got .*slot"):
+        recipe(0.1, capacity=capacity)
+
+
+@recipes
+def test_unknown_nonfinite_policy(recipe):
+    with pytest.raises(ValueError, match="nonfinite: got 'ignore', expected one of"):
+        recipe(0.1, nonfinite="ignore")
+
+
+@recipes
+@pytest.mark.parametrize("rule", ["x", 0.5, sparsejax.thresholds.staircase])
+def test_threshold_rule(recipe, rule):
+    with pytest.raises(TypeError, match=r"threshold: got .*staircase\(\)"):
+        recipe(0.1, threshold=rule)
+
+
+@recipes
+@pytest.mark.parametrize("name", [["data"], None, (), ("a", 1)])
+def test_axis_name(recipe, name):
+    with pytest.raises(TypeError, match=r"axis_name: got .*name of a mesh axis"):
+        recipe(0.1, axis_name=name)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments"),
+    [
+        (sparsejax.exdyna, {"capacity": 8}),
+        (sparsejax.dgc, {"momentum": 0.9}),
+        (sparsejax.topk, {"capacity": 3}),
+        (sparsejax.hard_threshold, {"threshold": 0.1}),
+    ],
+)
+def test_injected_arguments_name_static_args(recipe, arguments):
+    (name,) = arguments
+    fixed = {"density": 0.1} | arguments
+    tx = optax.inject_hyperparams(recipe, static_args=("density",))(**fixed)
+    with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match=rf'args=\("{name}"'):
+        tx.init(PARAMS)
+
+
+def test_schedules_are_for_some_recipes():
+    with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
+        sparsejax.sidco(optax.linear_schedule(0.1, 0.01, 5))
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.5, None, (2, 2)])
+def test_simulate_needs_workers(workers):
+    error = ValueError if workers in (0, -1) else TypeError
+    with pytest.raises(error, match=r"workers: got .*expected an int of at least 1"):
+        sparsejax.simulate(sparsejax.dense(), workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sparsejax.marsit(seed="a"), TypeError, "seed: got 'a', expected"),
+        (lambda: sparsejax.random_k(seed=1.5), TypeError, "seed: got 1.5, expected"),
+        (lambda: sparsejax.random_k(seed=-1), ValueError, "seed: got -1, expected"),
+        (lambda: sparsejax.dgc(clip_norm=0), ValueError, "clip_norm: got 0, .*positiv"),
+        (lambda: sparsejax.dgc(clip_norm="1"), TypeError, "clip_norm: got '1'"),
+        (lambda: sparsejax.small_leaves(PARAMS), TypeError, r"small_leaves\(\)\(par"),
+        (lambda: sparsejax.small_leaves(-1), ValueError, "min_size: got -1"),
+    ],
+)
+def test_other_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_injected_seeds():
+    """`inject_hyperparams` makes arrays of them, which serve as well."""
+    tx = optax.inject_hyperparams(sparsejax.random_k, static_args=("density",))(0.1)
+    with jax.set_mesh(mesh_of()):
+        assert tx.init(PARAMS).hyperparams["seed"] == 0
+
+
+DENSIFYING = pytest.mark.parametrize(
+    "take", [sparsejax.zen, exchanges.hashed_owners, exchanges.recursive_doubling]
+)
+
+
+@DENSIFYING
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("2", TypeError),
+        (True, TypeError),
+        (jnp.float32(2), TypeError),
+        (0.9, ValueError),
+        (float("nan"), ValueError),
+        (float("inf"), ValueError),
+    ],
+)
+def test_densification(take, value, error):
+    with pytest.raises(error, match=r"densification: got .*from 1 .*number of workers"):
+        take(densification=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"n": 1000.0}, TypeError, r"n: got 1000\.0, expected an int"),
+        ({"n": -5}, ValueError, "n: got -5, expected an int of at least 1"),
+        ({"row_size": 2.5}, TypeError, "row_size: got 2.5"),
+        ({"row_size": 3}, ValueError, "n: got 1000, expected a multiple of row_size"),
+        ({"workers": 0}, ValueError, "workers: got 0"),
+        ({"densification": 9.0}, ValueError, "densification: got 9.0.* here 4"),
+    ],
+)
+def test_best_exchange(change, error, message):
+    arguments = {"density": 0.1, "densification": None, "workers": 4, "n": 1000}
+    with pytest.raises(error, match=message):
+        sparsejax.best_exchange(**arguments | change)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        sparsejax.topk,
+        sparsejax.dgc,
+        sparsejax.sidco,
+        functools.partial(sparsejax.hard_threshold, 0.1),
+    ],
+)
+@pytest.mark.parametrize("exchange", ["union", exchanges.union])
+def test_exchange_is_no_name(recipe, exchange):
+    with pytest.raises(
+        TypeError, match=r"exchange: got .*sparsejax\.exchanges\.union\(\)"
+    ):
+        recipe(exchange=exchange)
+
+
+def test_init_takes_its_arguments_in_order():
+    tx, mesh = sparsejax.micro(0.1), mesh_of()
+    for wrong in [(tx, mesh, PARAMS), (PARAMS, tx, mesh), (mesh, PARAMS, tx)]:
+        with pytest.raises(TypeError, match=r"init: got a .*init\(tx, params, mesh\)"):
+            sparsejax.init(*wrong)
+
+
+def test_state_specs_of_a_transformation():
+    with pytest.raises(TypeError, match=r"state_specs: got a transformation.*init\("):
+        sparsejax.state_specs(sparsejax.micro(0.1))
