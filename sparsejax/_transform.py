@@ -10,6 +10,7 @@ import optax
 
 from sparsejax import _in_place
 from sparsejax._base import Exchange, Memory, Report, Sparsifier
+from sparsejax._checks import check_part
 from sparsejax._layout import Layout, Structure
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._placement import (
@@ -84,6 +85,7 @@ def sparsify(
       `jax.shard_map` (or `sparsejax.simulate`).
 
     Raises:
+      TypeError: if a part is none, such as a function that was not called.
       ValueError: if the exchange cannot deliver what the sparsifier chooses, or for
         an unknown `nonfinite`.
 
@@ -95,6 +97,9 @@ def sparsify(
       ...     memory=memories.none(),
       ... )
     """
+    check_part("sparsifier", sparsifier, Sparsifier, "sparsifiers.topk(0.01)")
+    check_part("exchange", exchange, Exchange, "exchanges.union()")
+    check_part("memory", memory, Memory, "memories.error_feedback()")
     if sparsifier.support not in exchange.accepts:
         raise ValueError(
             f"exchange: `{exchange.name}` cannot deliver {sparsifier.support} choices, "

@@ -190,3 +190,21 @@ def test_init_takes_its_arguments_in_order():
 def test_state_specs_of_a_transformation():
     with pytest.raises(TypeError, match=r"state_specs: got a transformation.*init\("):
         sparsejax.state_specs(sparsejax.micro(0.1))
+
+
+@pytest.mark.parametrize("part", ["sparsifier", "exchange", "memory"])
+def test_parts_that_were_not_made(part):
+    functions = {
+        "sparsifier": sparsejax.sparsifiers.topk,
+        "exchange": sparsejax.exchanges.union,
+        "memory": sparsejax.memories.error_feedback,
+    }
+    parts = {
+        "sparsifier": sparsejax.sparsifiers.topk(0.1),
+        "exchange": sparsejax.exchanges.union(),
+        "memory": sparsejax.memories.error_feedback(),
+    }
+    sparsejax.sparsify(**parts)
+    for wrong in (functions[part], part, None):
+        with pytest.raises(TypeError, match=f"{part}: got .*parentheses included"):
+            sparsejax.sparsify(**{**parts, part: wrong})
