@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, Int32, UInt32
 
 WORD = 32
+
+# Fewer flags are packed word by word.
+_MANY = 1 << 12
+
+# Which bit of a lane's word the rows of a block set: see `pack_by_column`. A constant,
+# since it is computed again for each flag otherwise.
+_ROWS = np.arange(WORD, dtype=np.uint32)
+_ROW_BITS = np.uint32(1) << ((_ROWS & 3) << 3 | _ROWS >> 2)
 
 # The search for a bit goes first to a block of words, then to the word. Larger blocks
 # make the scan over blocks cheaper and the steps within a block more expensive; four
@@ -27,6 +36,36 @@ def pack(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
     rows = jnp.pad(flags, (0, -flags.size % WORD)).reshape(-1, WORD)
     bits = rows.astype(jnp.uint32) << jnp.arange(WORD, dtype=jnp.uint32)[None]
     return jnp.sum(bits, axis=1, dtype=jnp.uint32)
+
+
+def pack_whole(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
+    """`pack` for flags that compare whole vectors, outside of loops."""
+    fast = jax.default_backend() == "cpu" and flags.size >= _MANY
+    return pack_by_column(flags) if fast else pack(flags)
+
+
+def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
+    """`pack` in two thirds of the time on CPU, where sums within a vector are slow.
+
+    In a loop over tiles, or where the flags take more to compute, it is the slower one.
+    Flags are taken as blocks of 32 rows of 8, and words are summed over the rows: lane
+    `b` of a block gets every eighth flag. In which order, is chosen so that the blocks
+    of 8 by 8 bits that the bytes of 8 words form have to be transposed only.
+
+    References:
+      Warren, "Hacker's Delight", section 7-3, for the transposition.
+    """
+    count = -(-flags.size // WORD)
+    blocks = jnp.pad(flags, (0, -flags.size % (8 * WORD))).reshape(-1, WORD, 8)
+    lanes = jnp.where(blocks, _ROW_BITS[None, :, None], jnp.uint32(0))
+    words = jax.lax.optimization_barrier(jnp.sum(lanes, axis=1, dtype=jnp.uint32))
+    columns = [words[:, b] for b in range(8)]
+    for by, kept in ((4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        for low in (b for b in range(8) if not b & by):
+            a, b = columns[low], columns[low | by]
+            swapped = (a >> by ^ b) & jnp.uint32(kept)
+            columns[low], columns[low | by] = a ^ swapped << by, b ^ swapped
+    return jnp.stack(columns, axis=1).reshape(-1)[:count]
 
 
 def unpack(words: UInt32[Array, " words"], m: int) -> Bool[Array, " m"]:

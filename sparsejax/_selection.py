@@ -177,10 +177,16 @@ def select_in(
       indices: Int32[k], coordinates of `vector`; empty slots hold `n`.
       demand: Int32[], how many coordinates qualified.
     """
+    # No loop is needed over a region that is known to be all of the vector.
+    region = (start, size)
+    whole = all(isinstance(x, int) for x in region) and region == (0, vector.size)
     start, size, threshold, quota, nothing = _alike(
         vector, start, size, threshold, quota, jnp.zeros((), jnp.int32)
     )
     threshold = threshold.astype(jnp.float32)
+    if whole:
+        words = _bits.pack_whole(_magnitudes(vector) >= threshold)
+        return _fill_slots(words, lambda position: position, quota, capacity, span)
     tile, rows = _tiling(span)
     tile_words = -(-tile // _bits.WORD)
     words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
@@ -222,9 +228,8 @@ def compact(
       >>> print(indices, demand)
       [0 2 3 3] 2
     """
-    threshold, quota = _alike(vector, threshold, capacity)
-    words = _bits.pack(_magnitudes(vector) >= threshold.astype(jnp.float32))
-    return _fill_slots(words, lambda position: position, quota, capacity, vector.size)
+    n = vector.size
+    return select_in(vector, 0, n, threshold, capacity, span=n, capacity=capacity)
 
 
 def _fill_slots(

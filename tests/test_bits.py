@@ -48,6 +48,7 @@ def test_pack_and_unpack(m, share, seed):
     np.testing.assert_array_equal(words, pack_oracle(flags))
     np.testing.assert_array_equal(_bits.unpack(words, m), flags)
     assert _bits.unpack(words, m).dtype == jnp.bool
+    np.testing.assert_array_equal(jax.jit(_bits.pack_by_column)(flags), words)
 
 
 @FEW

@@ -17,7 +17,7 @@ def gather(
     flags: Bool[Array, " n"], facts: UInt32[Array, " facts"], workers: Workers
 ) -> tuple[UInt32[Array, "w words"], UInt32[Array, "w facts"]]:
     """Everybody's packed flags and facts in one message. Replicated."""
-    words = _bits.pack(flags)
+    words = _bits.pack_whole(flags)
     gathered = workers.gather(jnp.concatenate([words, facts]))
     return gathered[:, : words.size], gathered[:, words.size :]
 

@@ -104,7 +104,7 @@ def one_bit_ring(
 
         def one_bit(vector, facts):
             words, rows = _ring.random_signs(
-                _bits.pack(vector >= 0),
+                _bits.pack_whole(vector >= 0),
                 jax.lax.bitcast_convert_type(facts, jnp.uint32),
                 workers,
                 _merge.fold_in(state.key, step),
