@@ -11,17 +11,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.bench._timing import interleaved_medians
+from sparsejax.bench._timing import SETTLED, interleaved_medians
 from sparsejax.examples._training import RECIPES
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
 DATA = P("data")
-
-# From an empty residual thresholds grow by some percent a step, which is not how a
-# training step usually finds them.
-_WARM_UP = 12
 
 
 def measure(
@@ -40,7 +36,7 @@ def measure(
     medians = interleaved_medians(
         {name: run.step for name, run in runs.items()},
         repeats,
-        warm_up=_WARM_UP,
+        warm_up=SETTLED,
         prepare=prepare,
     )
     return [

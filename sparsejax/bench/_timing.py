@@ -9,6 +9,10 @@ from typing import Any
 
 import jax
 
+# From an empty residual thresholds grow by some percent a step, which is not how a
+# training step usually finds them: rounds until they have settled.
+SETTLED = 12
+
 
 def interleaved_medians(
     candidates: Mapping[str, Callable[[], Any]],

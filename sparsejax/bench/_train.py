@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
-from sparsejax.bench._timing import interleaved_medians
+from sparsejax.bench._timing import SETTLED, interleaved_medians
 from sparsejax.examples._training import RECIPES
 
 SIZES = (784, 4096, 4096, 784)
@@ -27,7 +27,7 @@ def measure(
     names = [NO_EXCHANGE, *recipes]
     runs = {name: _Training(name, mesh, density) for name in names}
     medians = interleaved_medians(
-        {name: run.step for name, run in runs.items()}, repeats
+        {name: run.step for name, run in runs.items()}, repeats, warm_up=SETTLED
     )
     return [
         {
