@@ -14,7 +14,10 @@ from sparsejax.sparsifiers._exclusive import live_count, target_count
 from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run_simulated
 
 N = sum(p.size for p in PARAMS.values())
-recipes = pytest.mark.parametrize("recipe", [sparsejax.exdyna, sparsejax.micro])
+EXCLUSIVE = [sparsejax.exdyna, sparsejax.micro]
+WHOLE_VECTOR = [sparsejax.topk, sparsejax.cltk, sparsejax.random_k]
+recipes = pytest.mark.parametrize("recipe", EXCLUSIVE)
+whole_vector = pytest.mark.parametrize("recipe", WHOLE_VECTOR)
 
 
 @recipes
@@ -27,7 +30,7 @@ def test_density_follows_the_schedule(recipe):
         assert np.count_nonzero(flat(updates)) == wanted
 
 
-@recipes
+@pytest.mark.parametrize("recipe", [*EXCLUSIVE, *WHOLE_VECTOR])
 def test_constant_schedule_equals_the_number(recipe):
     """Bit by bit: the same quotas, parts and thresholds."""
     fixed = run_simulated(recipe(0.1), 6)
@@ -35,11 +38,6 @@ def test_constant_schedule_equals_the_number(recipe):
     for (_, mine, state), (_, theirs, other) in zip(fixed, scheduled, strict=True):
         np.testing.assert_array_equal(flat(mine), flat(theirs))
         assert jax.tree.structure(state) == jax.tree.structure(other)
-
-
-whole_vector = pytest.mark.parametrize(
-    "recipe", [sparsejax.topk, sparsejax.cltk, sparsejax.random_k]
-)
 
 
 @whole_vector
@@ -53,15 +51,6 @@ def test_whole_vector_choices_follow_the_schedule(recipe):
             assert report.demand.tolist() == [wanted] * WORKERS
         else:
             assert int(report.sent) == np.count_nonzero(flat(updates)) == wanted
-
-
-@whole_vector
-def test_constant_schedule_of_the_whole_vector_equals_the_number(recipe):
-    fixed = run_simulated(recipe(0.1), 4)
-    scheduled = run_simulated(recipe(lambda step: 0.1, max_density=0.1), 4)
-    for (_, mine, state), (_, theirs, other) in zip(fixed, scheduled, strict=True):
-        np.testing.assert_array_equal(flat(mine), flat(theirs))
-        assert jax.tree.structure(state) == jax.tree.structure(other)
 
 
 @whole_vector
