@@ -70,7 +70,8 @@ def topk(
         return Payload(indices, values, demand, found), state
 
     def adapt(state, report, step, layout):
-        goal = target(step, layout.n)
+        # The rule's target is that of all workers. As a float: it may pass 2^31.
+        goal = report.demand.size * jnp.asarray(target(step, layout.n), jnp.float32)
         return rule.adapt(state, report.demand, report.threshold, goal)
 
     return Sparsifier(init, select, adapt, "overlapping")
