@@ -10,7 +10,7 @@ import pytest
 
 import sparsejax
 from sparsejax import _partition, thresholds
-from sparsejax.sparsifiers._exclusive import live_count, target_count
+from sparsejax.sparsifiers._density import live_count, target_count
 from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run_simulated
 
 N = sum(p.size for p in PARAMS.values())

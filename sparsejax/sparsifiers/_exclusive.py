@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import jax.numpy as jnp
+from typing import Any, NamedTuple
 
 from sparsejax import _partition
 from sparsejax._base import Partition, Payload, Sparsifier, ThresholdRule, Window
 from sparsejax._selection import count_in, select_in
+from sparsejax.sparsifiers._density import Schedule, Target
 from sparsejax.sparsifiers._everything import whole_vector
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Int
-
-Schedule = Callable[[Any], Any]
 
 
 class ExclusiveState(NamedTuple):
@@ -24,21 +16,6 @@ class ExclusiveState(NamedTuple):
 
     partition: Any
     threshold: Any
-
-
-def target_count(density: float, n: int) -> int:
-    """K*: how many of `n` coordinates `density` stands for, at least one."""
-    # The factor undoes the rounding of products such as 0.29 * 100 = 28.999...
-    return min(n, max(1, math.floor(density * n * (1 + 1e-12))))
-
-
-def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
-    """Int32[]: `target_count` of what a schedule says in this step, at most `most`."""
-    density = jnp.asarray(schedule(step), jnp.float32)
-    # The factor is two roundings of float32, and NaN is the least there is.
-    wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
-    bounded = jnp.clip(wanted, 0.0, jnp.float32(most)).astype(jnp.int32)
-    return jnp.clip(bounded, min(1, most), most)
 
 
 def exclusive(
@@ -78,29 +55,25 @@ def exclusive(
       >>> sparsifier.support
       'disjoint'
     """
-    scheduled = callable(density)
-    largest = max_density if scheduled else density
-
-    def target(step, n, most):
-        return live_count(density, step, n, most) if scheduled else most
+    target = Target(density, max_density)
 
     def init(layout, worker_count):
         n = layout.n
-        goal = target_count(largest, n)
+        goal = target.most(n)
         return ExclusiveState(
             partition.init(n, worker_count), threshold.init(goal, worker_count)
         )
 
     def select(vector, state, step, workers, layout):
         n, count = layout.n, workers.count()
-        goal = target_count(largest, n)
-        if goal >= n and not scheduled:
+        if target.is_everything(n):
             return whole_vector(n), state
+        goal = target.most(n)
         bounds = partition.bounds(state.partition, n, count, goal)
         owned = _partition.owners(step, count)
         part = owned[workers.index()]
         start, size = bounds[part], bounds[part + 1] - bounds[part]
-        quota = _partition.quotas(step, n, target(step, n, goal), count)[part]
+        quota = _partition.quotas(step, n, target.now(step, n), count)[part]
         span = partition.span(n, count, goal)
         slots = threshold.capacity(goal, n, count) if capacity is None else capacity
         slots = min(slots, span)
@@ -124,9 +97,9 @@ def exclusive(
 
     def adapt(state, report, step, layout):
         n, count = layout.n, report.demand.shape[0]
-        goal = target_count(largest, n)
-        if goal >= n and not scheduled:
+        if target.is_everything(n):
             return state
+        goal = target.most(n)
         demand = _partition.by_part(report.demand, step, count)
         thresholds = _partition.by_part(report.threshold, step, count)
         return ExclusiveState(
@@ -138,7 +111,7 @@ def exclusive(
                 thresholds,
                 report.details.histogram,
             ),
-            threshold.adapt(state.threshold, demand, thresholds, target(step, n, goal)),
+            threshold.adapt(state.threshold, demand, thresholds, target.now(step, n)),
         )
 
     return Sparsifier(init, select, adapt, "disjoint")

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._selection import compact
+from sparsejax.sparsifiers._density import target_count
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import target_count
 from sparsejax.sparsifiers._stages import tail_threshold
 
 if TYPE_CHECKING:

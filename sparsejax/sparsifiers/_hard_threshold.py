@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._selection import compact
-from sparsejax.sparsifiers._exclusive import target_count
+from sparsejax.sparsifiers._density import target_count
 
 
 def hard_threshold(

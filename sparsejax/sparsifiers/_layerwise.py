@@ -12,8 +12,8 @@ from sparsejax import _partition, thresholds
 from sparsejax._base import Payload, Sparsifier, Window
 from sparsejax._selection import count_in, select_in
 from sparsejax._workers import vary_like
+from sparsejax.sparsifiers._density import target_count
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import target_count
 from sparsejax.sparsifiers._shares import allocate, cut, rounded
 
 # Norms whose squares overflow are infinite; as numbers their sum should be finite.

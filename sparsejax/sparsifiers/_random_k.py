@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax._base import Agreed, Payload, Sparsifier
+from sparsejax.sparsifiers._density import Schedule, Target
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import Schedule, live_count, target_count
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32
@@ -43,9 +43,7 @@ def random_k(
       ...     memory=memories.error_feedback(),
       ... )
     """
-
-    scheduled = callable(density)
-    largest = max_density if scheduled else density
+    target = Target(density, max_density)
 
     def init(layout, worker_count):
         del layout, worker_count
@@ -54,14 +52,13 @@ def random_k(
     def select(vector, state, step, workers, layout):
         del workers
         n = layout.n
-        goal = target_count(largest, n)
-        if goal >= n and not scheduled:
+        if target.is_everything(n):
             return whole_vector(n), state
         keys = jax.random.bits(
             jax.random.fold_in(jax.random.key(seed), step), (_ROUNDS,), jnp.uint32
         )
-        live = live_count(density, step, n, goal) if scheduled else goal
-        indices = sample(keys, n, goal, live)
+        live = target.now(step, n)
+        indices = sample(keys, n, target.most(n), live)
         values = vector.at[indices].get(mode="fill", fill_value=0)
         demand, threshold = jnp.asarray(live, jnp.int32), jnp.float32(0)
         return Payload(indices, values, demand, threshold, window=Agreed()), state

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from sparsejax import thresholds
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._selection import count_in, select_in
+from sparsejax.sparsifiers._density import Schedule, Target
 from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._exclusive import Schedule, live_count, target_count
 
 
 def topk(
@@ -42,28 +42,23 @@ def topk(
       ... )
     """
     rule = thresholds.quota(slack=0.0)
-    scheduled = callable(density)
-    largest = max_density if scheduled else density
-
-    def target(step, n):
-        goal = target_count(largest, n)
-        return live_count(density, step, n, goal) if scheduled else goal
+    target = Target(density, max_density)
 
     def init(layout, worker_count):
-        return rule.init(target_count(largest, layout.n), worker_count)
+        return rule.init(target.most(layout.n), worker_count)
 
     def select(vector, state, step, workers, layout):
         n = layout.n
-        goal = target_count(largest, n)
-        if goal >= n and not scheduled:
+        if target.is_everything(n):
             return whole_vector(n), state
 
         def count_at(thresholds):
             return count_in(vector, 0, n, thresholds, span=n)
 
-        quota, size = jnp.asarray(target(step, n), jnp.int32), jnp.int32(n)
+        quota, size = jnp.asarray(target.now(step, n), jnp.int32), jnp.int32(n)
         found = rule.find(state, workers.index(), quota, size, count_at)
-        slots = goal if capacity is None else min(goal, capacity)
+        most = target.most(n)
+        slots = most if capacity is None else min(most, capacity)
         limit = jnp.minimum(quota, slots)
         indices, demand = select_in(vector, 0, n, found, limit, span=n, capacity=slots)
         values = vector.at[indices].get(mode="fill", fill_value=0)
@@ -71,7 +66,7 @@ def topk(
 
     def adapt(state, report, step, layout):
         # The rule's target is that of all workers. As a float: it may pass 2^31.
-        goal = report.demand.size * jnp.asarray(target(step, layout.n), jnp.float32)
+        goal = report.demand.size * jnp.asarray(target.now(step, layout.n), jnp.float32)
         return rule.adapt(state, report.demand, report.threshold, goal)
 
     return Sparsifier(init, select, adapt, "overlapping")
