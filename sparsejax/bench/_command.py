@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--recipe: unknown {unknown[0]!r}; one of {', '.join(RECIPES)}")
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
+        # Ended at once, it would leave hosts that go on computing.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         command = [sys.executable, "-m", "sparsejax.bench", *argv]
         try:
             status = _hosts.run_on_hosts(options.hosts, options.rate, command)

@@ -48,8 +48,6 @@ def run_on_hosts(
     for tool in ("ip", "tc"):
         if not shutil.which(tool):
             raise HostsError(f"--hosts: `{tool}` is missing; install iproute2.")
-    # Ended by a signal, it would leave hosts that go on computing.
-    signal.signal(signal.SIGTERM, _exit)
     with _network(count, rate) as namespaces, tempfile.TemporaryDirectory() as folder:
         logs = [pathlib.Path(folder, f"host{i}") for i in range(count)]
         processes = []
@@ -89,10 +87,6 @@ def _wait(process: subprocess.Popen, timeout: float) -> int:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
         return 124
-
-
-def _exit(number: int, frame: object) -> None:
-    sys.exit(128 + number)
 
 
 def _end(process: subprocess.Popen) -> None:

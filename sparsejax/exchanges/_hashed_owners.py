@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from sparsejax import _bits, _codec, _owners
 from sparsejax._base import Exchange
-from sparsejax._checks import check_densification, check_density
 from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
+    check_sizes,
     deliver_sum,
     densified,
     ratio,
@@ -163,9 +163,7 @@ def hashed_owners(
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).
     """
-    if capacity is not None:
-        capacity = check_density(capacity, "capacity")
-    densification = check_densification(densification)
+    capacity, densification = check_sizes(capacity, densification)
     if owners not in _owners.MAPS:
         raise ValueError(
             f"owners: got {owners!r}, expected one of {sorted(_owners.MAPS)}."

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from sparsejax import _codec
 from sparsejax._base import Exchange
-from sparsejax._checks import check_densification, check_density
 from sparsejax._in_place import insert, late_zeros
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, zero_report
 from sparsejax.exchanges._sparse_sum import (
     Facts,
+    check_sizes,
     deliver_sum,
     densified,
     ratio,
@@ -132,9 +132,7 @@ def recursive_doubling(
       Renggli et al., "SparCML: High-Performance Sparse Communication for Machine
       Learning", SC 2019 (arXiv 1802.08021).
     """
-    if capacity is not None:
-        capacity = check_density(capacity, "capacity")
-    densification = check_densification(densification)
+    capacity, densification = check_sizes(capacity, densification)
 
     def apply(vector, payload, state, step, workers, layout):
         del step

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax._base import Delivery, Payload, Report
+from sparsejax._checks import check_densification, check_density
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,13 @@ def ratio(a: Array, b: Array) -> Float[Array, " *shape"]:
     """`a / b` of non-negative numbers, 0 where b is."""
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)
+
+
+def check_sizes(capacity: Any, densification: Any) -> tuple[Any, Any]:
+    """Both as floats or None; raises what `check_density` and the other one raise."""
+    if capacity is not None:
+        capacity = check_density(capacity, "capacity")
+    return capacity, check_densification(densification)
 
 
 def units_of(n: int, values: Any) -> tuple[int, tuple[int, ...]]:
