@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import check_count
-from sparsejax._workers import AxisName, Workers
+from sparsejax._workers import AxisName, Workers, spec_axes
 
 # Names of jax's primitives, by what they do. The "invariant" ones are what a checked
 # shard_map traces to.
@@ -134,7 +134,7 @@ def wire_bytes(
     known = dict(zip(axes, sizes, strict=True))
     specs = jax.tree.map(lambda p: _shard_spec(p, axes), params)
     for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(specs), strict=True):
-        known |= {name: leaf.sharding.mesh.shape[name] for name in _names(spec)}
+        known |= {name: leaf.sharding.mesh.shape[name] for name in spec_axes(spec)}
     mesh = AbstractMesh(
         tuple(known.values()), tuple(known), axis_types=(AxisType.Auto,) * len(known)
     )
@@ -165,14 +165,8 @@ def wire_bytes(
 def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:
     """How a parameter is sharded, but for the workers' axes."""
     spec = getattr(getattr(leaf, "sharding", None), "spec", None) or ()
-    others = ([n for n in _names([entry]) if n not in worker_axes] for entry in spec)
+    others = ([n for n in spec_axes([entry]) if n not in worker_axes] for entry in spec)
     return P(*(tuple(names) or None for names in others))
-
-
-def _names(spec: Any) -> list[str]:
-    """The mesh axes in a `PartitionSpec`."""
-    nested = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
-    return [name for names in nested for name in names if isinstance(name, str)]
 
 
 def count_jaxpr(jaxpr: Any, axis_sizes: dict[str, int]) -> WireBytes:

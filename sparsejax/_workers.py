@@ -203,13 +203,13 @@ def sharded_axes(x: Any) -> frozenset[str]:
     """
     concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     sharding = x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
-    entries = tuple(getattr(sharding, "spec", None) or ())
-    return frozenset(
-        name
-        for entry in entries
-        if entry is not None and entry is not jax.sharding.PartitionSpec.UNCONSTRAINED
-        for name in (entry if isinstance(entry, tuple) else (entry,))
-    )
+    return frozenset(spec_axes(getattr(sharding, "spec", None) or ()))
+
+
+def spec_axes(spec: Any) -> list[str]:
+    """The mesh axes that a `PartitionSpec`, or part of one, names, in its order."""
+    nested = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
+    return [name for names in nested for name in names if isinstance(name, str)]
 
 
 def mesh_worker_count(axis_name: AxisName) -> int | None:
