@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from sparsejax import _partition
 from sparsejax._base import Partition, Payload, Sparsifier, ThresholdRule, Window
 from sparsejax._selection import count_in, select_in
 from sparsejax.sparsifiers._density import Schedule, Target
 from sparsejax.sparsifiers._everything import whole_vector
+
+# A part that moves may come to reach over nearly all of the vector. Where that is more
+# than this many coordinates, there is another program for steps in which no part has
+# more than twice the average size, with tiles and words made for such parts.
+_LARGE = 1 << 20
 
 
 class ExclusiveState(NamedTuple):
@@ -78,19 +85,25 @@ def exclusive(
         slots = threshold.capacity(goal, n, count) if capacity is None else capacity
         slots = min(slots, span)
 
-        def count_at(thresholds):
-            return count_in(vector, start, size, thresholds, span=span)
+        def search(span):
+            def count_at(thresholds):
+                return count_in(vector, start, size, thresholds, span=span)
 
-        found = threshold.find(state.threshold, part, quota, size, count_at)
-        indices, demand = select_in(
-            vector,
-            start,
-            size,
-            found,
-            threshold.limit(quota, slots),
-            span=span,
-            capacity=slots,
-        )
+            found = threshold.find(state.threshold, part, quota, size, count_at)
+            limit = threshold.limit(quota, slots)
+            return found, *select_in(
+                vector, start, size, found, limit, span=span, capacity=slots
+            )
+
+        usual = 2 * -(-n // count)
+        if span > max(usual, _LARGE):
+            found, indices, demand = workers.cond(
+                jnp.all(jnp.diff(bounds) <= usual),
+                lambda: search(usual),
+                lambda: search(span),
+            )
+        else:
+            found, indices, demand = search(span)
         values = vector.at[indices].get(mode="fill", fill_value=0)
         window = Window(bounds[owned], span)
         return Payload(indices, values, demand, found, window=window), state

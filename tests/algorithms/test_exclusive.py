@@ -13,6 +13,7 @@ import pytest
 
 import sparsejax
 from sparsejax import thresholds
+from sparsejax.sparsifiers import _exclusive
 from tests.harness import OPTIMIZED
 from tests.reference import Global, gradient_stream
 
@@ -174,3 +175,25 @@ def test_every_coordinate_gets_its_turn():
         updates, state = update(jnp.ones((workers, n)), state)
         times_sent += np.asarray(updates) != 0
     assert times_sent.min() >= 2
+
+
+def test_large_parts_are_searched_as_usual_ones(monkeypatch):
+    """Steps without a part above twice the average have a program of their own."""
+    n, workers = 4096, 4
+    heavy = jnp.where(jnp.arange(n)[None] < n // 8, 2.0, 1.0)
+
+    def steps(large):
+        monkeypatch.setattr(_exclusive, "_LARGE", large)
+        simulated = sparsejax.simulate(sparsejax.exdyna(0.05), workers=workers)
+        state = simulated.init(jnp.zeros(n))
+        update = jax.jit(simulated.update)
+        for t in range(40):
+            drawn = jax.random.normal(jax.random.key(t), (workers, n)) * heavy
+            updates, state = update(drawn, state)
+            yield jax.device_get((updates, state))
+
+    one, other = list(steps(n)), list(steps(0))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    cuts = np.stack([state.sparsifier.partition.cuts for _, state in other])
+    largest = np.diff(cuts, axis=1).max(axis=1) / cuts[0, -1]
+    assert largest.min() <= 2 / workers < largest.max()
