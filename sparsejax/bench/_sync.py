@@ -27,7 +27,7 @@ def measure(
     density: float,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """One row per recipe; see `_command.row`."""
+    """One row per recipe; bytes are those of a usual step, as medians of times are."""
     runs = {name: _Exchange(name, mesh, n, density) for name in recipes}
 
     def prepare(name, turn):
@@ -59,7 +59,7 @@ class _Exchange:
         tx = RECIPES[name].build(density)
         shape = jax.ShapeDtypeStruct((n,), jnp.float32)
         self.bytes_per_step = round(
-            sparsejax.wire_bytes(tx, shape, workers=mesh.size).total
+            sparsejax.wire_bytes(tx, shape, workers=mesh.size).least
         )
         self.state = sparsejax.init(tx, shape, mesh)
         specs = sparsejax.state_specs(self.state, "data")

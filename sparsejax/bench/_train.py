@@ -66,7 +66,7 @@ class _Training:
             recipe = RECIPES[name].build(density)
             tx, where = optax.chain(recipe, optax.sgd(1e-3)), P()
             self.bytes_per_step = round(
-                sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).total
+                sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).least
             )
             self.state = sparsejax.init(tx, self.params, mesh)
         alone = name == NO_EXCHANGE

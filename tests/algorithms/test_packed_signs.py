@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax import exchanges, memories, sparsifiers
+from sparsejax import _bits, exchanges, memories, sparsifiers
 from sparsejax._workers import Workers
 from sparsejax.exchanges import _ballots
 from tests.algorithms.test_marsit import compiled_text
@@ -200,3 +200,17 @@ def test_replicas_agree_on_a_torus_of_names():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         exchanges.packed_signs(**arguments)
+
+
+@pytest.mark.parametrize("voters", [1, 3, 8, 64])
+def test_ballots_are_weighed_row_by_row(voters):
+    """Right for any number of rows, and without an array of w n numbers."""
+    n = 1 << 16
+    rng = np.random.default_rng(voters)
+    words = jnp.asarray(rng.integers(2**32, size=(voters, n // 32), dtype=np.uint32))
+    factors = jnp.asarray(rng.integers(1, 9, size=voters), jnp.float32)
+    weigh = jax.jit(lambda words, factors: _ballots.weigh(words, factors, n))
+    flags = np.stack([_bits.unpack(row, n) for row in words])
+    np.testing.assert_array_equal(weigh(words, factors), np.asarray(factors) @ flags)
+    temporary = weigh.lower(words, factors).compile().memory_analysis()
+    assert temporary.temp_size_in_bytes <= 1.5 * 4 * n + words.nbytes
