@@ -105,7 +105,15 @@ def _accumulate_whole(add, kept, step):
     vector, residual = add(kept)
     leaves, treedef = jax.tree.flatten(kept)
     if not leaves or not _barriers_are_dropped():
-        return jax.lax.optimization_barrier(vector), residual
+        # The vector takes the place of the first leaf. The others are overwritten when
+        # it is done with them, and before anything is done with it.
+        vector, more = jax.lax.optimization_barrier((vector, leaves[1:]))
+        if more:
+            residual = add(treedef.unflatten([leaves[0], *more]))[1]
+            more = jax.tree.leaves(residual)[1:]
+            vector, more = jax.lax.optimization_barrier((vector, more))
+            residual = treedef.unflatten([leaves[0], *more])
+        return vector, residual
 
     def body(_, vector):
         return add(treedef.unflatten([vector, *leaves[1:]]))[0]
@@ -151,6 +159,14 @@ def _accumulate_by_piece(add, rows, kept):
             kept = insert(kept, last, start + whole * _PIECE)
         start += row.size
     return jax.tree.leaves(kept)[0], kept
+
+
+def hold_back(x: Any, until: Any) -> Any:
+    """`x`, but not before `until` is known; of the same types."""
+    # Before jax 0.11 a barrier types all that passes it alike.
+    if jax.__version_info__ < (0, 11):
+        return x
+    return jax.lax.optimization_barrier((x, until))[0]
 
 
 def late_zeros(n: int, after: Int[Array, ""]) -> Float[Array, " n"]:

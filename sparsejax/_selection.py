@@ -254,7 +254,8 @@ def _fill_slots(
 
     position = _bits.positions(words, ranks, first_slot)
     indices = jnp.where(slots < kept, coordinate(position), n)
-    return indices[:capacity], demand
+    # Or each use of the indices would compute them again, from the bits on.
+    return jax.lax.optimization_barrier(indices[:capacity]), demand
 
 
 def _alike(vector, *values):

@@ -20,6 +20,12 @@ SHAPES = {"a": (784, 512), "b": (512,), "c": (512, 512), "d": (512,), "e": (512,
 N = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
+# The others keep barriers that XLA:CPU drops before jax 0.11.
+WITHOUT_COPIES = ["exdyna", "micro"]
+if jax.__version_info__ >= (0, 11):
+    WITHOUT_COPIES += ["dgc", "random_k", "topk", "sidco"]
+
+
 def _loss(params, x):
     x = jnp.tanh(x @ params["a"] + params["b"][None])
     x = jnp.tanh(x @ params["c"] + params["d"][None])
@@ -54,7 +60,7 @@ def compiled():
         )
         return jitted.lower(params, state, batch).compile()
 
-    recipes = {"exdyna": sparsejax.exdyna, "micro": sparsejax.micro}
+    recipes = {name: getattr(sparsejax, name) for name in WITHOUT_COPIES}
     recipes["dense"] = lambda density: sparsejax.dense()
     return {name: build(recipe) for name, recipe in recipes.items()}
 
@@ -75,7 +81,7 @@ def test_temporaries(compiled, name):
     assert memory.alias_size_in_bytes >= 2 * 4 * N
 
 
-@every_recipe
+@pytest.mark.parametrize("name", WITHOUT_COPIES)
 def test_no_copy_of_the_whole_vector(compiled, name):
     text = compiled[name].as_text()
     copies = [

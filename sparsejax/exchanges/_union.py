@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from sparsejax import _codec, _partition
 from sparsejax._base import Agreed, Delivery, Exchange, Window
 from sparsejax._checks import check_value_dtype
+from sparsejax._in_place import hold_back
 from sparsejax.exchanges._dense import deliver_all
 from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._values import deliver_at, distinct
@@ -67,7 +68,8 @@ def union(value_dtype: Any = "float32") -> Exchange:
             ), state
         indices, *facts = gather_indices(payload, n, workers)
         if isinstance(payload.window, Agreed):
-            indices = payload.indices
+            # Known before the gradient is dead, whose memory the update takes over.
+            indices = hold_back(payload.indices, vector)
         elif payload.window is None:
             indices = distinct(indices, n).ravel()
         else:

@@ -96,6 +96,8 @@ def distinct(indices: Int[Array, "w k"], n: int) -> Int[Array, "w k"]:
         seen, kept = carry
         row = indices[r]
         known = seen.at[row].get(mode="fill", fill_value=True)
+        # All are read before the first is written: so the marks are not copied.
+        known, seen = jax.lax.optimization_barrier((known, seen))
         kept = kept.at[r].set(jnp.where(known, n, row))
         return seen.at[row].set(True, mode="drop"), kept
 
