@@ -10,7 +10,7 @@ Values and thresholds are compared as float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from sparsejax._workers import vary_like
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Int32, UInt32
+
+Carry = TypeVar("Carry")
 
 # Coordinates per step of the loop over a region. On CPU a tile of this size stays in
 # the level 2 cache while several thresholds are applied to it.
@@ -230,6 +232,29 @@ def compact(
     """
     n = vector.size
     return select_in(vector, 0, n, threshold, capacity, span=n, capacity=capacity)
+
+
+def fold(
+    step: Callable[[Carry, Float[Array, " m"]], Carry],
+    carry: Carry,
+    vector: Float[Array, " n"],
+) -> Carry:
+    """Folds `step(carry, magnitudes [m])` over pieces of the vector.
+
+    So what is computed of each magnitude never takes memory for all of them.
+
+    Args:
+      step: takes NaN beyond the end of the vector, as float32.
+      carry: where to start.
+      vector: Float[n].
+    """
+    n = vector.size
+    if not n:
+        return carry
+    return _scan_region(
+        lambda carry, row, magnitudes: step(carry, magnitudes),
+        *(vary_like(carry, vector), vector, jnp.int32(0), jnp.int32(n), n),
+    )
 
 
 def _fill_slots(

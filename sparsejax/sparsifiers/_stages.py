@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax._workers import vary_like
-from sparsejax.sparsifiers._tails import FITS, moments_above
+from sparsejax.sparsifiers._tails import FITS, moments_above, scaled
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
@@ -19,17 +19,15 @@ _FIRST = 0.25
 
 
 def tail_threshold(
-    x: Float[Array, " n"], density: float, fit: str, stages: Int[Array, ""]
+    vector: Float[Array, " n"], density: float, fit: str, stages: Int[Array, ""]
 ) -> Float[Array, ""]:
-    """The magnitude that a fraction `density` of `x` exceeds, if the fit is right.
+    """The magnitude that a fraction `density` exceeds, if the fit is right.
 
     Never above the largest magnitude, which a fit does not know, nor 0: a vector that
     is not zero gets at least one coordinate selected, and zeros never are.
     """
     first, later = FITS[fit]
-    x = jnp.abs(x)
-    largest = jnp.max(x)
-    x = x / jnp.where(largest > 0, largest, 1.0)
+    x, largest = scaled(vector)
     single = (stages <= 1) | (density >= _FIRST)
     threshold = first(x, jnp.where(single, density, _FIRST))
     later_stages = jnp.maximum(stages - 1, 1).astype(jnp.float32)

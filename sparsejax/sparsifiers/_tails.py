@@ -1,19 +1,22 @@
 """Thresholds read off distributions that are fitted to magnitudes by moments.
 
-Each fit reads the vector once and sorts nothing. Local arithmetic only: per worker
+Fits read the vector piece by piece and sort nothing. Local arithmetic only: per worker
 where what goes in is. `p` is the fraction of the magnitudes that should be larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from sparsejax._selection import fold
+from sparsejax._workers import vary_like
+
 if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float
+    from jaxtyping import Array, Float
 
     Scalar = Float[Array, ""]
 
@@ -39,21 +42,66 @@ class Moments(NamedTuple):
     variance: Scalar
 
 
-def moments_above(x: Float[Array, " n"], threshold: Scalar) -> Moments:
+class Scaled(NamedTuple):
+    """The magnitudes of a vector over its largest; they are never stored.
+
+    Attributes:
+      vector: Float[n].
+      unit: Float[], positive.
+    """
+
+    vector: Float[Array, " n"]
+    unit: Scalar
+
+    def fold(self, step: Callable[[Any, Array], Any], *start: float) -> Any:
+        """Folds `step` over pieces [m], with NaN beyond the end of the vector."""
+        carry = vary_like(tuple(map(jnp.float32, start)), self.unit)
+        return fold(lambda carry, x: step(carry, x / self.unit), carry, self.vector)
+
+
+def scaled(vector: Float[Array, " n"]) -> tuple[Scaled, Scalar]:
+    """`vector`, scaled, and the largest magnitude. Without any it is 0."""
+
+    def larger(largest, x):
+        return jnp.maximum(largest, jnp.max(jnp.where(jnp.isnan(x), 0.0, x)))
+
+    largest = fold(larger, jnp.float32(0), vector)
+    return Scaled(vector, jnp.where(largest > 0, largest, 1.0)), largest
+
+
+def moments_above(x: Scaled, threshold: Scalar) -> Moments:
     """The moments of `{x > threshold}` beyond the smallest of them."""
-    inside = x > threshold
-    y = jnp.where(inside, x - threshold, 0.0)
-    count, first = _sum(inside.astype(jnp.float32)), _sum(y)
-    least = jnp.min(jnp.where(inside, x, jnp.inf), initial=jnp.inf)
-    mean = first / jnp.maximum(count, 1)
-    return Moments(count, least, mean - (least - threshold), _variance(y, mean, inside))
+    moments = _moments(x, threshold, threshold)
+    return moments._replace(mean=moments.mean - (moments.least - threshold))
 
 
-def moments_of(x: Float[Array, " n"]) -> Moments:
+def moments_of(x: Scaled) -> Moments:
     """The moments of all `x`, counted from 0."""
-    every, zero = jnp.ones(x.shape, jnp.bool_), jnp.zeros((), jnp.float32)
-    mean = _sum(x) / max(x.size, 1)
-    return Moments(jnp.float32(x.size), zero, mean, _variance(x, mean, every))
+    zero = jnp.zeros((), jnp.float32)
+    return _moments(x, zero - 1, zero)._replace(least=zero)
+
+
+def _moments(x: Scaled, threshold: Scalar, origin: Scalar) -> Moments:
+    """Of `{x > threshold}`, with mean and variance of `x - origin`."""
+
+    def add(carry, x):
+        count, total, least = carry
+        inside = x > threshold
+        return (
+            count + _sum(inside.astype(jnp.float32)),
+            total + _sum(jnp.where(inside, x - origin, 0.0)),
+            jnp.minimum(least, jnp.min(jnp.where(inside, x, jnp.inf))),
+        )
+
+    count, total, least = x.fold(add, 0, 0, jnp.inf)
+    mean = total / jnp.maximum(count, 1)
+
+    def spread(carry, x):
+        far = jnp.where(x > threshold, (x - origin - mean) ** 2, 0.0)
+        return (carry[0] + _sum(far),)
+
+    (squares,) = x.fold(spread, 0)
+    return Moments(count, least, mean, squares / jnp.maximum(count - 1, 1))
 
 
 def exponential(moments: Moments, p: Scalar) -> Scalar:
@@ -75,15 +123,26 @@ def generalized_pareto(moments: Moments, p: Scalar) -> Scalar:
     return moments.least - a * jnp.expm1(c * jnp.log(p)) / c
 
 
-def gamma(x: Float[Array, " n"], p: Scalar) -> Scalar:
+def gamma(x: Scaled, p: Scalar) -> Scalar:
     """`b` times where the regularised upper gamma function of shape `a` is `p`.
 
     With `s = ln mean(x) - mean(ln x)`, the shape is nearly the likeliest one,
     `a = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)`, and `b = mean(x) / a`.
     """
-    size = max(x.size, 1)
-    mean = jnp.maximum(_sum(x) / size, _LEAST)
-    s = jnp.log(mean) - _sum(jnp.log(jnp.maximum(x, _LEAST))) / size
+
+    def add(carry, x):
+        total, logs = carry
+        inside = x >= 0
+        log = jnp.log(jnp.maximum(x, _LEAST))
+        return (
+            total + _sum(jnp.where(inside, x, 0.0)),
+            logs + _sum(jnp.where(inside, log, 0.0)),
+        )
+
+    size = max(x.vector.size, 1)
+    total, logs = x.fold(add, 0, 0)
+    mean = jnp.maximum(total / size, _LEAST)
+    s = jnp.log(mean) - logs / size
     s = jnp.maximum(s, 1e-4)
     a = (3 - s + jnp.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
 
@@ -115,9 +174,3 @@ def _sum(values: Float[Array, " n"]) -> Scalar:
     whole = values.size // _ROW * _ROW
     rows = values[:whole].reshape(-1, _ROW)
     return jnp.sum(jnp.sum(rows, axis=1)) + jnp.sum(values[whole:])
-
-
-def _variance(y: Float[Array, " n"], mean: Scalar, inside: Bool[Array, " n"]) -> Scalar:
-    count = _sum(inside.astype(jnp.float32))
-    squares = _sum(jnp.where(inside, (y - mean) ** 2, 0.0))
-    return squares / jnp.maximum(count - 1, 1)
