@@ -251,10 +251,11 @@ def fold(
     n = vector.size
     if not n:
         return carry
-    return _scan_region(
-        lambda carry, row, magnitudes: step(carry, magnitudes),
-        *(vary_like(carry, vector), vector, jnp.int32(0), jnp.int32(n), n),
-    )
+
+    def visit(carry, row, magnitudes):
+        return step(carry, magnitudes)
+
+    return _scan_region(visit, vary_like(carry, vector), vector, 0, n, n)
 
 
 def _fill_slots(

@@ -20,7 +20,7 @@ SHAPES = {"a": (784, 512), "b": (512,), "c": (512, 512), "d": (512,), "e": (512,
 N = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
-# The others keep barriers that XLA:CPU drops before jax 0.11.
+# The others need barriers, which XLA:CPU drops before jax 0.11.
 WITHOUT_COPIES = ["exdyna", "micro"]
 if jax.__version_info__ >= (0, 11):
     WITHOUT_COPIES += ["dgc", "random_k", "topk", "sidco"]

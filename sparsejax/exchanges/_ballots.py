@@ -34,7 +34,6 @@ def weigh(
     Row after row, in their order on every worker. A reduction over all rows at once
     became a product of matrices on CPU, which took hundreds of times as long.
     """
-    shifts = jnp.arange(_bits.WORD, dtype=jnp.uint32)
     groups = -(-len(words) // _GROUP)
     rest = groups * _GROUP - len(words)
     words, factors = jnp.pad(words, ((0, rest), (0, 0))), jnp.pad(factors, (0, rest))
@@ -42,13 +41,11 @@ def weigh(
     def add(group, sums):
         for i in range(_GROUP):
             row, factor = (x[group * _GROUP + i] for x in (words, factors))
-            flags = (row[:, None] >> shifts[None]) & 1
-            sums = sums + jnp.where(flags > 0, factor, jnp.zeros_like(factor))
+            sums = sums + jnp.where(_bits.unpack(row, n), factor, 0)
         return sums
 
-    nothing = jnp.zeros((words.shape[1], _bits.WORD), factors.dtype)
-    start = vary_like(vary_like(nothing, words), factors)
-    return jax.lax.fori_loop(0, groups, add, start).reshape(-1)[:n]
+    start = vary_like(vary_like(jnp.zeros((n,), factors.dtype), words), factors)
+    return jax.lax.fori_loop(0, groups, add, start)
 
 
 def count(

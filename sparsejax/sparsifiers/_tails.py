@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax._selection import fold
-from sparsejax._workers import vary_like
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -55,7 +54,7 @@ class Scaled(NamedTuple):
 
     def fold(self, step: Callable[[Any, Array], Any], *start: float) -> Any:
         """Folds `step` over pieces [m], with NaN beyond the end of the vector."""
-        carry = vary_like(tuple(map(jnp.float32, start)), self.unit)
+        carry = tuple(map(jnp.float32, start))
         return fold(lambda carry, x: step(carry, x / self.unit), carry, self.vector)
 
 
