@@ -152,3 +152,10 @@ def memory_leaves(state):
 def residuals(state):
     """The residuals [w, n] of the one sparsejax state in `state`, as float64."""
     return np.asarray(memory_leaves(state)[0], np.float64)
+
+
+def compiled_text(tx):
+    """The whole step of `trainer`, as the compiler leaves it."""
+    made = trainer(tx)
+    lowered = made.step.lower(made.params, made.state, made.shard(gradients(0)))
+    return lowered.compile().as_text()

@@ -11,10 +11,10 @@ import sparsejax
 from sparsejax import _bits, exchanges, memories, sparsifiers
 from sparsejax._workers import Workers
 from sparsejax.exchanges import _ballots
-from tests.algorithms.test_marsit import compiled_text
 from tests.harness import (
     PARAMS,
     WORKERS,
+    compiled_text,
     flat,
     gradients,
     residuals,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 import sparsejax
-from sparsejax import _bits, _owners, exchanges, memories, sparsifiers
+from sparsejax import _owners, exchanges, memories, sparsifiers
 from sparsejax._base import Payload, Sparsifier
 from sparsejax._layout import Layout
 from sparsejax.exchanges._hashed_owners import sizes_of
@@ -169,81 +169,6 @@ def test_nan_is_not_zero(method):
     assert np.count_nonzero(found) == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("units", [1, 5, 1000, 1003])
-def test_permutation_is_a_bijection(workers, units):
-    owners = _owners.permutation()
-    size = owners.size(units, workers)
-    owner, place = np.divmod(np.arange(workers * size, dtype=np.int32), size)
-    index = owners.unit(jnp.asarray(owner), jnp.asarray(place), workers, 5)
-    assert sorted(np.asarray(index)) == list(range(workers * size))
-    np.testing.assert_array_equal(owners.place(index, workers), place)
-
-
-@pytest.mark.parametrize("name", sorted(_owners.MAPS))
-def test_workers_meet_at_one_owner(name):
-    """Whoever sends a unit sends it to the same owner, and all of them arrive."""
-    owners = _owners.MAPS[name]()
-    rng = np.random.default_rng(4)
-    split = jax.jit(lambda indices: owners.split(indices, N, WORKERS, 400, 9))
-    home = {}
-    for _ in range(4):
-        chosen = np.sort(rng.choice(N, 300, replace=False)).astype(np.int32)
-        padded = jnp.asarray(np.append(chosen, np.full(100, N, np.int32)))
-        lists = split(padded)
-        arrived = []
-        for owner, slots in enumerate(np.asarray(lists.slots)):
-            for index in np.asarray(padded)[slots[slots < 400]]:
-                assert home.setdefault(index, owner) == owner
-                arrived.append(index)
-        assert sorted(arrived) == list(chosen)
-        assert not lists.failed
-        assert lists.counts.sum() == 300
-
-
-@pytest.mark.parametrize("name", sorted(_owners.MAPS))
-@pytest.mark.parametrize("kind", ["contiguous", "strided", "random"])
-def test_balance_is_within_the_bound(name, kind):
-    """Wang et al.: with probability 1 - 1/w the bounds hold; here for 20 keys of 20."""
-    n, m = 40_000, 2000
-    owners = _owners.MAPS[name]()
-    rng = np.random.default_rng(5)
-    chosen = {
-        "contiguous": np.arange(m) + 1234,
-        "strided": np.arange(m) * 16,
-        "random": np.sort(rng.choice(n, m, replace=False)),
-    }[kind].astype(np.int32)
-    split = jax.jit(lambda key: owners.split(jnp.asarray(chosen), n, WORKERS, m, key))
-    largest = [int(split(key).counts.max()) for key in range(20)]
-    bound = m / WORKERS * (1 + math.sqrt(6 * WORKERS * math.log(WORKERS) / m))
-    assert max(largest) <= bound
-    contiguous = np.bincount(chosen * WORKERS // n, minlength=WORKERS)
-    if kind == "contiguous":
-        assert contiguous.max() / contiguous.mean() == pytest.approx(WORKERS, rel=0.3)
-
-
-def test_table_places_read_back():
-    """At a load of one half, tables lose a few to the serial area and nothing else."""
-    owners = _owners.hierarchical_hash()
-    k = 4000
-    chosen = jnp.arange(k, dtype=jnp.int32) * 3
-    lists = jax.jit(lambda c: owners.split(c, 3 * k, WORKERS, k, 0))(chosen)
-    slots = np.asarray(lists.slots)
-    assert sorted(slots[slots < k]) == list(range(k))
-    assert not lists.failed
-
-
-@pytest.mark.parametrize(("k", "workers"), [(3, 8), (30, 4), (30, 8), (300, 8)])
-def test_short_tables_have_room_for_chance(k, workers):
-    """Their loads vary most; 82 % of these steps failed for want of two places."""
-    owners = _owners.hierarchical_hash()
-    rng = np.random.default_rng(7)
-    chosen = [np.sort(rng.choice(20 * k, k, replace=False)) for _ in range(400)]
-    split = jax.vmap(lambda i, key: owners.split(i, 20 * k, workers, k, key).failed)
-    failed = jax.jit(split)(np.stack(chosen).astype(np.int32), np.arange(400))
-    assert not failed.any()
-
-
 @every_method
 def test_overflow_gives_the_dense_mean(method):
     small = {"capacity": 0.02}
@@ -329,61 +254,6 @@ def test_error_feedback_conserves_mass(exchange, k, overflows, dtype):
     assert error.max() < 1e-6
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 8])
-@pytest.mark.parametrize("shape", [(4003,), (405, 6)], ids=["coordinates", "rows"])
-def test_bytes_equal_the_formula(workers, shape):
-    """(w-1)/w of: lists for w owners, and messages of w owners with the facts."""
-    capacity, units = 0.02, shape[0]
-    width = math.prod(shape[1:])
-    slots = math.ceil(capacity * units)
-    tx = sparsejax.zen(capacity)
-    params = jnp.zeros(shape)
-    made = trainer(tx, params, mesh=mesh_of(workers))
-    gradients = made.shard(jnp.zeros((workers, *shape)))
-    moved = sparsejax.compiled_wire_bytes(
-        made.step.lower(made.params, made.state, gradients).compile()
-    )
-    # By hand: at these sizes indices take 2 bytes.
-    log = workers * math.log(workers)
-    push = math.ceil((1 + math.sqrt(9 * log / slots)) * slots / workers)
-    density = slots / units
-    total = math.ceil(slots * (1 - (1 - density) ** workers) / density)
-    pull = math.ceil((1 + math.sqrt(6 * log / total)) * total / workers)
-    owned = -(-units // workers)
-    push, pull = min(push, slots), min(pull, owned, push * workers)
-    bitmap = 4 * math.ceil(owned / _bits.WORD)
-    assert 2 * pull != bitmap
-    facts = 24
-    expected = {
-        "all-to-all": (workers - 1) * push * (2 + 4 * width),
-        "all-gather": (workers - 1)
-        * (facts + pull * 4 * width + min(2 * pull, bitmap)),
-    }
-    usual = dict.fromkeys(expected, 0.0)
-    for kind, size, branch, _ in moved.collectives:
-        if not branch:
-            usual[kind] += size
-    assert usual == pytest.approx(expected)
-    # Where something does not fit, the dense mean comes on top.
-    dense = 2 * (workers - 1) / workers * 4 * units * width
-    branches = [size for branch, size in moved.by_branch.items() if branch]
-    assert branches == [pytest.approx(dense)]
-
-
-def test_pull_form_follows_bytes():
-    """Lists below 1/32 of the places (or 1/16), bitmaps above, all sums near 1."""
-    owners = _owners.permutation()
-    form = functools.partial(sizes_of, owners, 2_000_000, width=1, worker_count=8)
-
-    def at(density):
-        slots = math.ceil(density * 2_000_000)
-        return form(slots=slots, capacity=None, densification=1.0).form
-
-    assert [at(d) for d in (0.001, 0.02, 0.05, 0.5, 0.99)] == [
-        "indices", "indices", "bitmap", "bitmap", "dense",
-    ]  # fmt: skip
-
-
 FORMS = {
     # Of a few units that all workers share, then of ever denser random supports.
     "indices": ((N,), 0.005, 1.0, 4 / N),
@@ -421,41 +291,6 @@ def test_every_form_of_the_pull_is_exact(name):
         theirs = _simulated("dense", shape, WORKERS)(drawn)
         np.testing.assert_array_equal(updates, theirs)
         assert not sparsejax.report(state).details.overflow
-
-
-def test_nonzero_chooses_rows():
-    layout = Layout.of({"a": jnp.zeros((5, 6)), "b": jnp.zeros((2, 4))})
-    assert layout.row_size == 2
-    vector = jnp.zeros(38).at[jnp.array([1, 7, 37])].set(jnp.array([3.0, jnp.nan, -1]))
-    chooser = sparsifiers.nonzero(0.2)
-    payload, _ = chooser.select(vector, (), 0, None, layout)
-    np.testing.assert_array_equal(payload.indices, [0, 3, 18, 19])
-    np.testing.assert_array_equal(
-        payload.values, [[0, 3], [0, np.nan], [0, -1], [0, 0]]
-    )
-    assert payload.demand == 3
-    assert payload.complete
-    small, _ = sparsifiers.nonzero(0.1).select(vector, (), 0, None, layout)
-    assert small.demand == 3
-    assert not small.complete
-    single, _ = sparsifiers.nonzero(0.1, rows=False).select(vector, (), 0, None, layout)
-    np.testing.assert_array_equal(single.indices, [1, 7, 37, 38])
-
-
-@pytest.mark.parametrize(
-    ("shapes", "size"),
-    [
-        ([(5, 6)], 6),
-        ([(5, 6), (3, 4, 2)], 2),
-        ([(5, 6), (7,)], 1),
-        ([(5, 6), ()], 1),
-        ([(5, 6), (0, 5)], 6),
-        ([], 1),
-        ([(0,)], 1),
-    ],
-)
-def test_rows_divide_every_leaf(shapes, size):
-    assert Layout.of([jnp.zeros(shape) for shape in shapes]).row_size == size
 
 
 @hypothesis.settings(max_examples=20, deadline=None)
