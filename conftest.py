@@ -25,6 +25,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _MOST_MAPPINGS = 40_000
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The tests of a file share what they compile, so they stay in one process."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(autouse=True)
 def _few_mappings():
     """Frees compiled programs when they are many: each holds dozens of mappings."""

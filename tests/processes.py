@@ -97,6 +97,8 @@ def running(
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        # They compile for longer than they run.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     if processes > 1:
         environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{_free_port()}"

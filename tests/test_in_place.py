@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -32,47 +33,40 @@ def _loss(params, x):
     return jnp.mean((x @ params["e"]) ** 2)
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """A whole donated step of an MLP with `chain(recipe, sgd)`, by recipe."""
+@functools.cache
+def compiled(name):
+    """A whole donated step of an MLP with `chain(recipe, sgd)`."""
+    recipe = sparsejax.dense() if name == "dense" else getattr(sparsejax, name)(0.01)
+    mesh = mesh_of(WORKERS)
+    tx = optax.chain(recipe, optax.sgd(0.1))
+    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    state = sparsejax.init(tx, params, mesh)
+    specs = (P(), sparsejax.state_specs(state, "data"))
 
-    def build(recipe):
-        mesh = mesh_of(WORKERS)
-        tx = optax.chain(recipe(0.01), optax.sgd(0.1))
-        params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-        state = sparsejax.init(tx, params, mesh)
-        specs = (P(), sparsejax.state_specs(state, "data"))
+    def step(params, state, x):
+        _, grads = sparsejax.value_and_grad(_loss)(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
 
-        def step(params, state, x):
-            _, grads = sparsejax.value_and_grad(_loss)(params, x)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
-
-        jitted = jax.jit(
-            jax.shard_map(
-                step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs
-            ),
-            donate_argnums=(0, 1),
-            out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
-        )
-        batch = jax.ShapeDtypeStruct(
-            (32, 784), jnp.float32, sharding=NamedSharding(mesh, P("data"))
-        )
-        return jitted.lower(params, state, batch).compile()
-
-    recipes = {name: getattr(sparsejax, name) for name in WITHOUT_COPIES}
-    recipes["dense"] = lambda density: sparsejax.dense()
-    return {name: build(recipe) for name, recipe in recipes.items()}
+    jitted = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs),
+        donate_argnums=(0, 1),
+        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
+    )
+    batch = jax.ShapeDtypeStruct(
+        (32, 784), jnp.float32, sharding=NamedSharding(mesh, P("data"))
+    )
+    return jitted.lower(params, state, batch).compile()
 
 
 every_recipe = pytest.mark.parametrize("name", ["exdyna", "micro"])
 
 
 @every_recipe
-def test_temporaries(compiled, name):
+def test_temporaries(name):
     """The gradient, and the update that takes over its memory once it is dead."""
-    memory = compiled[name].memory_analysis()
-    dense = compiled["dense"].memory_analysis()
+    memory = compiled(name).memory_analysis()
+    dense = compiled("dense").memory_analysis()
     assert memory.temp_size_in_bytes <= dense.temp_size_in_bytes + 1.1 * 4 * N
     # Leaf by leaf, the gradient needs no second place.
     most = 2.1 if jax.__version_info__ < (0, 11) else 1.2
@@ -82,8 +76,8 @@ def test_temporaries(compiled, name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_COPIES)
-def test_no_copy_of_the_whole_vector(compiled, name):
-    text = compiled[name].as_text()
+def test_no_copy_of_the_whole_vector(name):
+    text = compiled(name).as_text()
     copies = [
         line.strip()
         for line in text.splitlines()
@@ -94,8 +88,8 @@ def test_no_copy_of_the_whole_vector(compiled, name):
 
 
 @every_recipe
-def test_residual_is_aliased_to_residual(compiled, name):
-    header = compiled[name].as_text().splitlines()[0]
+def test_residual_is_aliased_to_residual(name):
+    header = compiled(name).as_text().splitlines()[0]
     layout = re.search(r"entry_computation_layout=\{\((.*?)\)->\((.*?)\)\}", header)
     arguments, results = (
         [s.split("{")[0] for s in re.findall(r"\w+\[[0-9,]*\](?:\{[^}]*\})?", side)]
@@ -106,8 +100,8 @@ def test_residual_is_aliased_to_residual(compiled, name):
 
 
 @every_recipe
-def test_nothing_sorts(compiled, name):
-    text = compiled[name].as_text()
+def test_nothing_sorts(name):
+    text = compiled(name).as_text()
     assert not re.search(r"\b(sort|topk|custom-call)\(", text, re.IGNORECASE)
     assert "TopK" not in text
     assert re.search(r"\bscatter\(", text)  # so opcodes are found as written here

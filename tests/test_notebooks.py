@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("notebooks")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def execute(notebook, directory):
+def execute(notebook, directory, **variables):
     """Runs all cells of `notebook` in place, with the interpreter of the tests."""
     # Without the tests' own settings: a notebook says how many devices it wants.
     environment = {
@@ -28,7 +28,7 @@ def execute(notebook, directory):
         for name, value in os.environ.items()
         if name not in ("XLA_FLAGS", "MPLBACKEND")
     }
-    environment["PYTHONPATH"] = str(ROOT)
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
     client = nbclient.NotebookClient(
         notebook,
         timeout=TIMEOUT,
@@ -45,7 +45,8 @@ def test_there_are_notebooks():
 @every_notebook
 def test_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    execute(notebook, tmp_path)
+    # Most of the time goes into compiling.
+    execute(notebook, tmp_path, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     nbformat.validate(notebook)
 
 
