@@ -55,8 +55,10 @@ def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
     References:
       Warren, "Hacker's Delight", section 7-3, for the transposition.
     """
-    count = -(-flags.size // WORD)
-    blocks = jnp.pad(flags, (0, -flags.size % (8 * WORD))).reshape(-1, WORD, 8)
+    count = flags.size // (8 * WORD)
+    # What fills no block is packed by itself: all take ten times as long when padded.
+    rest = pack(flags[count * 8 * WORD :])
+    blocks = flags[: count * 8 * WORD].reshape(count, WORD, 8)
     lanes = jnp.where(blocks, _ROW_BITS[None, :, None], jnp.uint32(0))
     words = jax.lax.optimization_barrier(jnp.sum(lanes, axis=1, dtype=jnp.uint32))
     columns = [words[:, b] for b in range(8)]
@@ -65,7 +67,7 @@ def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
             a, b = columns[low], columns[low | by]
             swapped = (a >> by ^ b) & jnp.uint32(kept)
             columns[low], columns[low | by] = a ^ swapped << by, b ^ swapped
-    return jnp.stack(columns, axis=1).reshape(-1)[:count]
+    return jnp.concatenate([jnp.stack(columns, axis=1).reshape(-1), rest])
 
 
 def unpack(words: UInt32[Array, " words"], m: int) -> Bool[Array, " m"]:
