@@ -72,6 +72,8 @@ def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
 
 def unpack(words: UInt32[Array, " words"], m: int) -> Bool[Array, " m"]:
     """The first `m` flags of `words` [W], Bool[m]."""
+    # Or what computes a word, were it an index, is done again for each of its bits.
+    words = jax.lax.optimization_barrier(words)
     bits = words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]
     return (bits & 1).astype(jnp.bool).reshape(-1)[:m]
 
