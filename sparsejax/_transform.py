@@ -160,8 +160,12 @@ def sparsify(
             )
             payload = payload._replace(dropped=dropped)
             if exchange.needs_gradient_square:
-                square = sum(jnp.sum(jnp.square(used(row))) for row in gradient)
-                payload = payload._replace(gradient_square=square / max(layout.n, 1))
+                # Of all of it, and then none: what is used would take memory here.
+                square = sum(
+                    jnp.sum(jnp.square(row.astype(jnp.float32))) for row in gradient
+                )
+                square = jnp.where(skip, 0.0, square / max(layout.n, 1))
+                payload = payload._replace(gradient_square=square)
             delivery, exchanged = exchange.apply(
                 vector,
                 payload,

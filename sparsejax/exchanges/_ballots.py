@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int32, Num, UInt32
 
 # Rows that are added in one pass over the sums.
-_GROUP = 4
+_GROUP = 8
 
 
 def gather(
@@ -45,6 +45,8 @@ def weigh(
         return sums
 
     start = vary_like(vary_like(jnp.zeros((n,), factors.dtype), words), factors)
+    if groups == 1:  # Without a loop, whose sums take a vector of their own.
+        return add(0, start)
     return jax.lax.fori_loop(0, groups, add, start)
 
 
