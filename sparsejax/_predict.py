@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax._accounting import Collective, WireBytes, summarise, wire_bytes
+from sparsejax._accounting import Collective, summarise, wire_bytes
 from sparsejax._checks import check_count, check_density
 from sparsejax._workers import AxisName
 
@@ -85,7 +84,10 @@ def predict(
     for name, value in (("latency", latency), ("compute", compute)):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name}: got {value}, expected seconds, 0 or more.")
-    moved = _moved(recipe, n, check_density(density), workers, axis_name)
+    density = check_density(density)
+    tx = recipe if isinstance(recipe, optax.GradientTransformation) else recipe(density)
+    gradient = jax.ShapeDtypeStruct((n,), jnp.float32)
+    moved = wire_bytes(tx, gradient, workers=workers, axis_name=axis_name)
     messages = {"all-reduce": 2 * (workers - 1), "permute": 1 if workers > 1 else 0}
 
     def seconds(c: Collective) -> Collective:
@@ -96,12 +98,3 @@ def predict(
     return Prediction(
         compute + taken.total, compute + taken.least, moved.total, moved.least
     )
-
-
-# A curve for each of several links asks again for the same sizes, and tracing takes all
-# of the time.
-@functools.lru_cache(maxsize=256, typed=True)
-def _moved(recipe, n, density, workers, axis_name) -> WireBytes:
-    tx = recipe if isinstance(recipe, optax.GradientTransformation) else recipe(density)
-    gradient = jax.ShapeDtypeStruct((n,), jnp.float32)
-    return wire_bytes(tx, gradient, workers=workers, axis_name=axis_name)

@@ -199,6 +199,19 @@ def test_strict_promotion(case):
     assert _types(state) == _types(made.state)
 
 
+@every_case
+def test_with_64_bit_types(case):
+    """Where integers and floats are wider by default, states stay as they are."""
+    simulated = sparsejax.simulate(case.make(), workers=3)
+    drawn = gradients(0, 3)
+    state = jax.eval_shape(simulated.init, PARAMS)
+    with jax.enable_x64(True):
+        wide = jax.eval_shape(simulated.init, PARAMS)
+        updates, after = jax.eval_shape(simulated.update, drawn, wide)
+    assert _types(updates) == _types(PARAMS)
+    assert _types(state) == _types(wide) == _types(after)
+
+
 @every_recipe
 def test_without_checked_types(case):
     """All other tests run with `check_vma=True`."""

@@ -122,6 +122,23 @@ def test_all_workers_near_the_largest_number(case, size, places):
         assert dropped.all() if t == 1 and too_large else not dropped.any()
 
 
+@parametrize(RECIPES)
+def test_many_huge_numbers_that_cancel(case):
+    """Finite numbers whose sum is finite, and that of their magnitudes is not."""
+
+    def stream(t):
+        drawn = gradients(t)
+        if t == 1:
+            drawn["kernel"] = jnp.sign(drawn["kernel"]) * (_LIMIT / 12)
+            assert drawn["kernel"][0].size / 12 > 2 * WORKERS
+        return drawn
+
+    for _, updates, state in run(case.make(), 4, stream=stream):
+        assert np.isfinite(flat(updates)).all()
+        assert all(np.isfinite(leaf).all() for leaf in memory_leaves(state))
+        assert not sparsejax.report(state).dropped.any()
+
+
 def test_nan_is_seen_in_a_long_vector():
     """XLA:CPU computes the maximum of long vectors with instructions that drop NaN."""
     n = 5000

@@ -106,7 +106,9 @@ def packed_signs(
     def mean(vector, payload, state, step, workers, layout):
         del step
         n, flags = vector.shape[0], vector >= 0
-        factor = _step_size.coarse(jnp.sum(jnp.abs(vector)) / max(n, 1))
+        # A sum of huge numbers saturates; what it leaves out stays in the residual.
+        total = jnp.minimum(jnp.sum(jnp.abs(vector)), jnp.finfo(jnp.float32).max)
+        factor = _step_size.coarse(total / max(n, 1))
         facts = _facts(factor, payload.dropped, workers)
         words, facts = _ballots.gather(flags, facts, workers)
         factors, dropped = _unpack_facts(facts)
