@@ -55,10 +55,9 @@ def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
     References:
       Warren, "Hacker's Delight", section 7-3, for the transposition.
     """
-    count = flags.size // (8 * WORD)
     # What fills no block is packed by itself: all take ten times as long when padded.
-    rest = pack(flags[count * 8 * WORD :])
-    blocks = flags[: count * 8 * WORD].reshape(count, WORD, 8)
+    whole = flags.size - flags.size % (8 * WORD)
+    blocks, rest = flags[:whole].reshape(-1, WORD, 8), pack(flags[whole:])
     lanes = jnp.where(blocks, _ROW_BITS[None, :, None], jnp.uint32(0))
     words = jax.lax.optimization_barrier(jnp.sum(lanes, axis=1, dtype=jnp.uint32))
     columns = [words[:, b] for b in range(8)]

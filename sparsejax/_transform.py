@@ -160,7 +160,7 @@ def sparsify(
             )
             payload = payload._replace(dropped=dropped)
             if exchange.needs_gradient_square:
-                # Of all of it, and then none: what is used would take memory here.
+                # The number is dropped, and not the rows: those would be copied.
                 square = sum(
                     jnp.sum(jnp.square(row.astype(jnp.float32))) for row in gradient
                 )

@@ -13,7 +13,7 @@ from sparsejax._workers import Workers, vary_like
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int32, Num, UInt32
 
-# Rows that are added in one pass over the sums.
+# The most rows that are added in one pass over the sums.
 _GROUP = 8
 
 
@@ -35,18 +35,17 @@ def weigh(
     became a product of matrices on CPU, which took hundreds of times as long.
     """
     groups = -(-len(words) // _GROUP)
-    rest = groups * _GROUP - len(words)
+    size = -(-len(words) // groups)
+    rest = groups * size - len(words)
     words, factors = jnp.pad(words, ((0, rest), (0, 0))), jnp.pad(factors, (0, rest))
 
     def add(group, sums):
-        for i in range(_GROUP):
-            row, factor = (x[group * _GROUP + i] for x in (words, factors))
+        for i in range(size):
+            row, factor = (x[group * size + i] for x in (words, factors))
             sums = sums + jnp.where(_bits.unpack(row, n), factor, 0)
         return sums
 
     start = vary_like(vary_like(jnp.zeros((n,), factors.dtype), words), factors)
-    if groups == 1:  # Without a loop, whose sums take a vector of their own.
-        return add(0, start)
     return jax.lax.fori_loop(0, groups, add, start)
 
 

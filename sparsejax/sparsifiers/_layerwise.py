@@ -63,14 +63,13 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         counts = rounded(allocate(norms, sizes, goal), sizes, goal)
         quotas = _partition.quotas(step, n, goal, count)
         goals = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(quotas)])
-        bounds = cut(counts, edges, goals).astype(jnp.int32)
+        bounds = cut(counts, edges, goals)
         owned = _partition.owners(step, count)
         part = owned[workers.index()]
         slots = min(n, -(-goal // count) if capacity is None else capacity)
         # This worker's piece of each layer, and how many to select there.
         first = jnp.maximum(bounds[part], edges[:-1])
         length = jnp.maximum(jnp.minimum(bounds[part + 1], edges[1:]) - first, 0)
-        length = length.astype(jnp.int32)
         ends = jnp.cumsum(counts)
         before = jnp.maximum(goals[part], ends - counts)
         wanted = jnp.maximum(jnp.minimum(goals[part + 1], ends) - before, 0)

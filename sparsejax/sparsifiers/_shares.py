@@ -56,9 +56,12 @@ def rounded(
         """As much of `amount` as fits, one layer after another."""
         return jnp.clip(amount - (jnp.cumsum(room) - room), 0, room)
 
-    counts += filled(goal - jnp.sum(counts), jnp.minimum(most - counts, 1))
-    counts += filled(goal - jnp.sum(counts), most - counts)
-    counts -= filled(jnp.sum(counts) - goal, counts)
+    def missing(counts):
+        return goal - jnp.sum(counts, dtype=jnp.int32)
+
+    counts += filled(missing(counts), jnp.minimum(most - counts, 1))
+    counts += filled(missing(counts), most - counts)
+    counts -= filled(-missing(counts), counts)
     return jnp.zeros_like(counts).at[order].set(counts)
 
 
