@@ -1,21 +1,22 @@
 """Sparse gradient exchange for data-parallel training in JAX."""
 
 from sparsejax import exchanges, memories, sparsifiers, thresholds
-from sparsejax._accounting import wire_bytes
-from sparsejax._base import Report
-from sparsejax._characteristics import characteristics
-from sparsejax._choice import best_exchange
-from sparsejax._gradients import localize, value_and_grad
-from sparsejax._hlo import compiled_wire_bytes
 from sparsejax._labels import small_leaves
-from sparsejax._model_shards import per_shard
-from sparsejax._placement import PerShard, PerWorker, init, per_worker, state_specs
-from sparsejax._predict import predict
-from sparsejax._replicas import check_replicas
-from sparsejax._reports import log_row, report, reports
-from sparsejax._resize import resize_workers
-from sparsejax._simulation import simulate
+from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
+from sparsejax.parts import Report
+from sparsejax.placement._gradients import localize, value_and_grad
+from sparsejax.placement._init import init, per_worker
+from sparsejax.placement._markers import PerShard, PerWorker, state_specs
+from sparsejax.placement._replicas import check_replicas
+from sparsejax.placement._resize import resize_workers
+from sparsejax.placement._shards import per_shard
+from sparsejax.placement._simulation import simulate
+from sparsejax.planning._best_exchange import best_exchange
+from sparsejax.planning._characteristics import characteristics
+from sparsejax.planning._compiled import compiled_wire_bytes
+from sparsejax.planning._predict import predict
+from sparsejax.planning._wire_bytes import wire_bytes
 from sparsejax.recipes import (
     cltk,
     deft,

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax.vectors._rounding import holds_float32, round_to
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
@@ -163,7 +165,7 @@ class Layout:
     @property
     def exact(self) -> bool:
         """Whether every float32 value leaves as it is."""
-        return all(_holds_float32(dtype) for dtype in self.dtypes)
+        return all(holds_float32(dtype) for dtype in self.dtypes)
 
     def rows(self, tree: Any) -> list[Float[Array, "1 m"]]:
         """The leaves of `tree` as rows [1, m], in the order of the vector."""
@@ -210,18 +212,3 @@ class Layout:
                 for start, (end, dtype) in zip(starts, self.runs, strict=False)
             ]
         )
-
-
-def _holds_float32(dtype: np.dtype) -> bool:
-    return jnp.finfo(dtype).bits >= 32
-
-
-def round_to(values: Array, dtype: np.dtype) -> Array:
-    """Float32 `values` as `dtype` holds them, saturated, in float32 again."""
-    if _holds_float32(dtype):
-        return values
-    # Saturate: what does not fit stays in the residual, where an infinity would poison
-    # every later step.
-    largest = float(jnp.finfo(dtype).max)
-    clipped = jnp.clip(values, -largest, largest)
-    return clipped.astype(dtype).astype(jnp.float32)

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import _in_place
-from sparsejax._base import Exchange, Memory, Report, Sparsifier
+from sparsejax import _xla
 from sparsejax._checks import check_part
 from sparsejax._layout import Layout, Structure
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._placement import (
+from sparsejax._workers import AxisName, Workers, sharded_axes, varying_axes
+from sparsejax.parts import Exchange, Memory, Report, Sparsifier
+from sparsejax.placement._allocation import allocate
+from sparsejax.placement._markers import (
     PerWorker,
     add_worker_axis,
-    allocate,
     drop_worker_axis,
 )
-from sparsejax._workers import AxisName, Workers, sharded_axes, varying_axes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -139,8 +139,8 @@ def sparsify(
         _check_local(updates, workers, state)
         local = drop_worker_axis(state, workers)
         kept = state.memory.per_worker
-        # Rows [1, m], as the residual is stored: see `_in_place`.
-        gradient = _in_place.prepare(layout.rows(updates), kept)
+        # Rows [1, m], as the residual is stored: see `_xla`.
+        gradient = _xla.prepare(layout.rows(updates), kept)
         # Not finite if an element is not. Not `max`: XLA:CPU loses NaN in it.
         total = sum(jnp.sum(row, dtype=jnp.float32) for row in gradient)
         dropped = jnp.logical_not(jnp.isfinite(total))
@@ -151,7 +151,7 @@ def sparsify(
             def used(row):
                 return jnp.where(skip, 0.0, row.astype(jnp.float32))
 
-            vector, residual = _in_place.accumulate(
+            vector, residual = _xla.accumulate(
                 memory, gradient, used, kept, state.step, bound
             )
             vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax._base import ThresholdRule
 from sparsejax._workers import vary_like
+from sparsejax.parts import ThresholdRule
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int

@@ -11,27 +11,33 @@ import sparsejax
 
 ROOT = pathlib.Path(sparsejax.__file__).parent
 
-# A module may import from strictly lower layers, and from its own package.
+# A module may import from strictly lower layers, and from its own package. The longest
+# name decides.
 LAYERS = (
-    {"_base", "_checks", "_nesting", "_characteristics"},
-    {"_labels", "_layout", "_workers", "_bits", "_in_place"},
-    {"_selection", "_partition", "_owners", "_codec", "_placement", "_gradients"}
-    | {"thresholds"},
+    {"_checks", "_nesting", "_workers"},
+    {"_xla"},
+    {"vectors"},
+    {"parts", "_labels", "_layout", "placement._markers"},
+    {"partitions", "_report", "placement._allocation"},
+    {"thresholds"},
     {"sparsifiers", "exchanges", "memories"},
-    {
-        "_transform",
-        "_reports",
-        "_simulation",
-        "_accounting",
-        "_model_shards",
-        "_replicas",
-        "_resize",
-    },
-    {"recipes", "_hlo", "_choice", "_predict"},
+    {"_transform"},
+    {"recipes", "placement", "planning"},
     {"__init__"},
     {"examples"},
     {"bench"},
 )
+# Rooms that only some may enter: who they are, beside the room itself.
+DOORS = {
+    "placement": {"__init__"},
+    "placement._markers": {"__init__", "_transform", "exchanges"},
+    "placement._allocation": {"_transform"},
+    "planning": {"__init__"},
+}
+# What a room may import from outside.
+INWARD = {"vectors": {"_workers", "_xla"}, "_xla": {"_workers"}}
+MOST_PRIVATE_MODULES = 12
+MOST_LINES = 350
 COLLECTIVES = {
     "psum", "pmean", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pshuffle",
     "psum_scatter", "pcast", "pvary", "axis_index", "axis_size", "pbroadcast",
@@ -45,14 +51,27 @@ def _modules():
         yield relative, ast.parse(path.read_text())
 
 
+def _name(path):
+    """The dotted name of a module below the package."""
+    parts = [*path.parts[:-1], path.stem]
+    return ".".join(parts if parts[-1] != "__init__" or len(parts) == 1 else parts[:-1])
+
+
+def _entry(module, entries):
+    """The longest of `entries` that `module` is, or lies in; None without any."""
+    parts = module.split(".")
+    names = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
+    return next((name for name in names if name in entries), None)
+
+
 def _layer(module):
-    found = [i for i, names in enumerate(LAYERS) if module in names]
+    found = [i for i, names in enumerate(LAYERS) if _entry(module, ALL) in names]
     assert len(found) == 1, f"{module} belongs to no layer; add it to LAYERS"
     return found[0]
 
 
 def _imported(tree):
-    """Top-level parts of the package that a module imports when it runs."""
+    """Modules of the package that a module imports when it runs, by dotted name."""
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -62,18 +81,22 @@ def _imported(tree):
     for node in ast.walk(tree):
         if id(node) in typing_only:
             continue
-        if isinstance(node, ast.ImportFrom) and node.module == "sparsejax":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module.startswith("sparsejax."):
-                yield node.module.split(".")[1]
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package = node.module.split(".")
+            if package[0] != "sparsejax":
+                continue
+            for alias in node.names:
+                inner = ".".join([*package[1:], alias.name])
+                yield inner if inner in NAMES else ".".join(package[1:])
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("sparsejax."):
-                    yield alias.name.split(".")[1]
+                    yield alias.name.removeprefix("sparsejax.")
 
 
 MODULES = list(_modules())
+NAMES = {_name(path) for path, _ in MODULES}
+ALL = set().union(*LAYERS)
 every_module = pytest.mark.parametrize(
     ("path", "tree"), MODULES, ids=[str(path) for path, _ in MODULES]
 )
@@ -81,12 +104,47 @@ every_module = pytest.mark.parametrize(
 
 @every_module
 def test_imports_point_down(path, tree):
-    own = path.parts[0].removesuffix(".py")
+    own = _name(path)
+    room = own.split(".")[0]
     for imported in _imported(tree):
-        if own == "examples":
+        if room == "examples":
             continue  # they use the public names, as users do
-        if imported != own:
+        target = imported.split(".")[0]
+        if target != room:
             assert _layer(imported) < _layer(own), f"{path} imports {imported}"
+        if target != room and (door := _entry(imported, DOORS)):
+            assert room in DOORS[door], f"{path} imports {imported}"
+        if target != room and room in INWARD:
+            assert target in INWARD[room], f"{path} imports {imported}"
+
+
+@every_module
+def test_one_idea_per_file(path, tree):
+    length = len((ROOT / path).read_text().splitlines())
+    assert length <= MOST_LINES, f"{path} has {length} lines: look for the second idea"
+
+
+def test_few_rooms_in_the_hall():
+    private = [
+        path for path, _ in MODULES if str(path).startswith("_") and not path.parts[1:]
+    ]
+    assert len(private) - 1 <= MOST_PRIVATE_MODULES, private  # beside `__init__`
+
+
+def test_no_import_circle():
+    """Of modules that run each other, none can run first."""
+    graph = {_name(path): set(_imported(tree)) & NAMES for path, tree in MODULES}
+    done: set[str] = set()
+
+    def visit(name, above):
+        assert name not in above, f"a circle: {[*above, name]}"
+        if name not in done:
+            for imported in graph[name] - {name}:
+                visit(imported, [*above, name])
+            done.add(name)
+
+    for name in graph:
+        visit(name, [])
 
 
 @every_module
@@ -113,6 +171,10 @@ def test_only_workers_communicates(path, tree):
 def test_the_checks_above_can_fail():
     source = "import jax\nfrom sparsejax._transform import sparsify\n"
     assert list(_imported(ast.parse(source))) == ["_transform"]
+    source = "from sparsejax.vectors import _bits, compact"
+    assert list(_imported(ast.parse(source))) == ["vectors._bits", "vectors"]
+    assert _layer("placement._markers") < _layer("_transform") < _layer("placement")
+    assert _name(pathlib.Path("exchanges/__init__.py")) == "exchanges"
     workers = next(tree for path, tree in MODULES if path.name == "_workers.py")
     attributes = {n.attr for n in ast.walk(workers) if isinstance(n, ast.Attribute)}
     assert attributes >= {"psum", "all_gather", "cond"}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsejax import _bits
+from sparsejax.vectors import _bits
 from tests.harness import OPTIMIZED
 
 P = jax.sharding.PartitionSpec

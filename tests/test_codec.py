@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import _codec
+from sparsejax.vectors import _codec
 
 # Few shapes and many lists: each shape is compiled once.
 SHAPES = [(1, 1), (1, 7), (5, 3), (31, 1000), (32, 32), (33, 65_535), (70, 2**31 - 1)]

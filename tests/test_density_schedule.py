@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax import _partition, thresholds
-from sparsejax.sparsifiers._density import live_count, target_count
+from sparsejax import partitions, thresholds
+from sparsejax.sparsifiers._target import live_count, target_count
 from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run_simulated
 
 N = sum(p.size for p in PARAMS.values())
@@ -92,12 +92,12 @@ def test_live_count_is_the_static_one(n):
 
 def test_traced_quotas_are_the_static_ones():
     for n, w in ((100, 8), (13, 4), (7, 8), (64, 1)):
-        quotas = jax.jit(_partition.quotas, static_argnums=(1, 3))
+        quotas = jax.jit(partitions.quotas, static_argnums=(1, 3))
         for target in {1, w - 1, w, n // 2, n - 1, n} - {0}:
             for step in (0, 1, w, 3 * w + 1):
                 np.testing.assert_array_equal(
                     quotas(jnp.int32(step), n, jnp.int32(target), w),
-                    _partition.quotas(jnp.int32(step), n, target, w),
+                    partitions.quotas(jnp.int32(step), n, target, w),
                 )
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsejax import _selection
-from sparsejax._selection import compact, count_in, muldiv, select_in
+from sparsejax.vectors import _selection
+from sparsejax.vectors._selection import compact, count_in, muldiv, select_in
 
 P = jax.sharding.PartitionSpec
 INT_MAX = 2**31 - 1

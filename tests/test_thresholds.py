@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from sparsejax import _partition, thresholds
+from sparsejax import partitions, thresholds
 from tests import reference
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -190,7 +190,7 @@ def test_rules_run_in_shard_map_and_vmap(make):
 
     def find(x):
         part = (jax.lax.axis_index("data") + 3) % w
-        quota = _partition.quotas(jnp.int32(3), x.shape[0] * w, target, w)[part]
+        quota = partitions.quotas(jnp.int32(3), x.shape[0] * w, target, w)[part]
         size = jnp.int32(x.shape[0])
         found = rule.find(state, part, quota, size, count_in(x))
         return found, count_in(x)(found[None])[0], quota
@@ -241,7 +241,7 @@ def published_step(partition, w, target):
         bounds = partition.bounds(bounds_state, n, w, target)
         coordinates = jnp.arange(n, dtype=jnp.int32)
         part = jnp.searchsorted(bounds, coordinates, side="right") - 1
-        holder = _partition.by_part(jnp.arange(w, dtype=jnp.int32), t, w)
+        holder = partitions.by_part(jnp.arange(w, dtype=jnp.int32), t, w)
         threshold = rule.find(rule_state, part, None, None, None)
         chosen = jnp.abs(acc[holder[part], coordinates]) >= threshold
         counts = jnp.zeros(w, jnp.int32).at[part].add(chosen.astype(jnp.int32))
@@ -258,7 +258,7 @@ def published_step(partition, w, target):
 def recordings():
     """One pass over the recorded stream, with everything that is compared to it."""
     n, w, density, steps, target = 131072, 4, 0.01, 400, 1310
-    kinds = {"exdyna": _partition.published(), "micro": _partition.even()}
+    kinds = {"exdyna": partitions.published(), "micro": partitions.even()}
     golden = {k: np.load(GOLDEN / f"{k}_w4.npz") for k in kinds}
     oracles = {k: reference.Published(n, w, density, k == "exdyna") for k in kinds}
     ideal = reference.Global(n, w, density)

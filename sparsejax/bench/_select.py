@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax._selection import compact, count_in, select_in
 from sparsejax.bench._timing import interleaved_medians
+from sparsejax.vectors._selection import compact, count_in, select_in
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

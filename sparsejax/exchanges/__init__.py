@@ -1,13 +1,13 @@
 """Collectives that deliver payloads and say what was delivered."""
 
 from sparsejax.exchanges._dense import dense
-from sparsejax.exchanges._hashed_owners import hashed_owners
 from sparsejax.exchanges._leader import leader
-from sparsejax.exchanges._one_bit_ring import one_bit_ring
-from sparsejax.exchanges._packed_signs import packed_signs
 from sparsejax.exchanges._pairs import pairs
-from sparsejax.exchanges._recursive_doubling import recursive_doubling
 from sparsejax.exchanges._union import union
+from sparsejax.exchanges.signs._one_bit_ring import one_bit_ring
+from sparsejax.exchanges.signs._packed_signs import packed_signs
+from sparsejax.exchanges.sums._hashed_owners import hashed_owners
+from sparsejax.exchanges.sums._recursive_doubling import recursive_doubling
 
 __all__ = [
     "dense",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax._base import Delivery, Exchange
-from sparsejax.exchanges._report import no_state, whole_report, zero_report
+from sparsejax._report import whole_report, zero_report
 from sparsejax.exchanges._values import average
+from sparsejax.parts import Delivery, Exchange, no_state
 
 
 def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.float32):

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import _codec
-from sparsejax._base import Delivery, Exchange
 from sparsejax._checks import check_value_dtype
+from sparsejax._report import sparse_report, zero_report
 from sparsejax.exchanges._dense import deliver_all
-from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._values import deliver_at
+from sparsejax.parts import Delivery, Exchange, no_state
+from sparsejax.vectors import _codec
 
 
 def leader(value_dtype: Any = "float32") -> Exchange:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax._base import Delivery, Exchange
 from sparsejax._checks import check_value_dtype
-from sparsejax._in_place import late_zeros
-from sparsejax._layout import round_to
+from sparsejax._report import sparse_report, zero_report
 from sparsejax._workers import vary_like
+from sparsejax._xla import late_zeros
 from sparsejax.exchanges._dense import deliver_all
-from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._union import gather_indices
 from sparsejax.exchanges._values import distinct
+from sparsejax.parts import Delivery, Exchange, no_state
+from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax import _codec, _partition
-from sparsejax._base import Agreed, Delivery, Exchange, Window
+from sparsejax import partitions
 from sparsejax._checks import check_value_dtype
-from sparsejax._in_place import hold_back
+from sparsejax._report import sparse_report, zero_report
+from sparsejax._xla import hold_back
 from sparsejax.exchanges._dense import deliver_all
-from sparsejax.exchanges._report import no_state, sparse_report, zero_report
 from sparsejax.exchanges._values import deliver_at, distinct
+from sparsejax.parts import Agreed, Delivery, Exchange, Window, no_state
+from sparsejax.vectors import _codec
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -80,7 +81,7 @@ def union(value_dtype: Any = "float32") -> Exchange:
         return Delivery(update, indices, left, report), state
 
     def report(layout, worker_count):
-        size = _partition.blocks(layout.n, worker_count)[0]
+        size = partitions.blocks(layout.n, worker_count)[0]
         details = UnionDetails(jnp.zeros((size,), jnp.int32))
         return zero_report(worker_count, details)
 
@@ -118,12 +119,12 @@ def gather_indices(payload, n, workers, *more):
 
 
 def _histogram(indices: Int[Array, " m"], n: int, worker_count: int):
-    count, size = _partition.blocks(n, worker_count)
+    count, size = partitions.blocks(n, worker_count)
     blocks = jnp.where(indices < n, indices // size, count)
     return jnp.zeros((count,), jnp.int32).at[blocks].add(1, mode="drop")
 
 
 def _block_sizes(n: int, worker_count: int):
-    count, size = _partition.blocks(n, worker_count)
+    count, size = partitions.blocks(n, worker_count)
     first = jnp.arange(count, dtype=jnp.int32) * size
     return jnp.minimum(n - first, size)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from sparsejax._in_place import insert, late_zeros
-from sparsejax._layout import Layout, round_to
+from sparsejax._layout import Layout
 from sparsejax._workers import Workers, vary_like
+from sparsejax._xla import insert, late_zeros
+from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int

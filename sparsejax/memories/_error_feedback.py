@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax._base import Memory
+from sparsejax.parts import Memory
 
 
 def error_feedback() -> Memory:

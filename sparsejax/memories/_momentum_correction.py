@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax._base import Memory
+from sparsejax.parts import Memory
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

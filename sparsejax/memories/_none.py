@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsejax._base import Memory
+from sparsejax.parts import Memory
 
 
 def none() -> Memory:

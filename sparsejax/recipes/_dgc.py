@@ -8,7 +8,6 @@ from typing import Any
 import optax
 
 from sparsejax import memories, sparsifiers
-from sparsejax._base import Exchange
 from sparsejax._checks import (
     check_capacity,
     check_density,
@@ -18,7 +17,8 @@ from sparsejax._checks import (
 )
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName, Workers
-from sparsejax.recipes._choice import exchange_or_pairs
+from sparsejax.parts import Exchange
+from sparsejax.recipes._default_exchange import exchange_or_pairs
 from sparsejax.recipes._ladder import ladder
 
 # Published: densities of the warm-up are 25 %, 6.25 %, 1.56 %, ...

@@ -6,11 +6,11 @@ from typing import Any
 
 import optax
 
-from sparsejax import _partition, exchanges, memories, sparsifiers, thresholds
-from sparsejax._base import ThresholdRule
+from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
+from sparsejax.parts import ThresholdRule
 
 
 def exdyna(
@@ -73,7 +73,7 @@ def exdyna(
     return sparsify(
         sparsifiers.exclusive(
             density,
-            partition=getattr(_partition, rule.movement)(),
+            partition=getattr(partitions, rule.movement)(),
             threshold=rule,
             capacity=check_capacity(capacity),
             max_density=most,

@@ -12,7 +12,7 @@ from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._checks import check_density_schedule, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
-from sparsejax.sparsifiers._density import target_count
+from sparsejax.sparsifiers._target import target_count
 
 
 def random_k(

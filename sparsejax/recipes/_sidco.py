@@ -7,7 +7,6 @@ from typing import Any
 import optax
 
 from sparsejax import memories, sparsifiers
-from sparsejax._base import Exchange
 from sparsejax._checks import (
     check_capacity,
     check_choice,
@@ -16,8 +15,9 @@ from sparsejax._checks import (
 )
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
-from sparsejax.recipes._choice import exchange_or_pairs
-from sparsejax.sparsifiers import _tails
+from sparsejax.parts import Exchange
+from sparsejax.recipes._default_exchange import exchange_or_pairs
+from sparsejax.sparsifiers._fit import _tails
 
 
 def sidco(

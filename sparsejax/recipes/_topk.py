@@ -7,11 +7,11 @@ from typing import Any
 import optax
 
 from sparsejax import memories, sparsifiers
-from sparsejax._base import Exchange
 from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
-from sparsejax.recipes._choice import exchange_or_pairs
+from sparsejax.parts import Exchange
+from sparsejax.recipes._default_exchange import exchange_or_pairs
 
 
 def topk(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax._base import Payload, Sparsifier
+from sparsejax.parts import Payload, Sparsifier
 
 
 def whole_vector(n: int) -> Payload:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax import _partition
-from sparsejax._base import Partition, Payload, Sparsifier, ThresholdRule, Window
-from sparsejax._selection import count_in, select_in
-from sparsejax.sparsifiers._density import Schedule, Target
+from sparsejax import partitions
+from sparsejax.parts import Partition, Payload, Sparsifier, ThresholdRule, Window
 from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax.vectors._selection import count_in, select_in
 
 # A part that moves may come to reach over nearly all of the vector. Where that is more
 # than this many coordinates, there is another program for steps in which no part has
@@ -53,10 +53,10 @@ def exclusive(
 
     Example:
       >>> import sparsejax
-      >>> from sparsejax import _partition
+      >>> from sparsejax import partitions
       >>> sparsifier = exclusive(
       ...     0.01,
-      ...     partition=_partition.even(),
+      ...     partition=partitions.even(),
       ...     threshold=sparsejax.thresholds.quota(),
       ... )
       >>> sparsifier.support
@@ -77,10 +77,10 @@ def exclusive(
             return whole_vector(n), state
         goal = target.most(n)
         bounds = partition.bounds(state.partition, n, count, goal)
-        owned = _partition.owners(step, count)
+        owned = partitions.parts_of(step, count)
         part = owned[workers.index()]
         start, size = bounds[part], bounds[part + 1] - bounds[part]
-        quota = _partition.quotas(step, n, target.now(step, n), count)[part]
+        quota = partitions.quotas(step, n, target.now(step, n), count)[part]
         span = partition.span(n, count, goal)
         slots = threshold.capacity(goal, n, count) if capacity is None else capacity
         slots = min(slots, span)
@@ -113,8 +113,8 @@ def exclusive(
         if target.is_everything(n):
             return state
         goal = target.most(n)
-        demand = _partition.by_part(report.demand, step, count)
-        thresholds = _partition.by_part(report.threshold, step, count)
+        demand = partitions.by_part(report.demand, step, count)
+        thresholds = partitions.by_part(report.threshold, step, count)
         return ExclusiveState(
             partition.adapt(
                 state.partition,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax._base import Payload, Sparsifier
-from sparsejax._selection import compact
-from sparsejax.sparsifiers._density import target_count
+from sparsejax.parts import Payload, Sparsifier
+from sparsejax.sparsifiers._target import target_count
+from sparsejax.vectors._selection import compact
 
 
 def hard_threshold(

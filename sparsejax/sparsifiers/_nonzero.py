@@ -6,9 +6,9 @@ import math
 
 import jax.numpy as jnp
 
-from sparsejax import _bits
-from sparsejax._base import Payload, Sparsifier
+from sparsejax.parts import Payload, Sparsifier
 from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.vectors import _bits
 
 
 def nonzero(capacity: float = 0.05, *, rows: bool = True) -> Sparsifier:

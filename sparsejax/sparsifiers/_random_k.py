@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from sparsejax._base import Agreed, Payload, Sparsifier
-from sparsejax.sparsifiers._density import Schedule, Target
+from sparsejax.parts import Agreed, Payload, Sparsifier
 from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._target import Schedule, Target
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32

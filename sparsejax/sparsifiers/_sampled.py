@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import thresholds
-from sparsejax._base import Payload, Sparsifier
-from sparsejax._selection import compact, count_in, muldiv
-from sparsejax.sparsifiers._density import target_count
+from sparsejax.parts import Payload, Sparsifier
 from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._target import target_count
+from sparsejax.vectors._selection import compact, count_in, muldiv
 
 # Published: a sample of 1 %. At least so many of its magnitudes should exceed the
 # threshold, whose count is then off by a tenth (1/sqrt).

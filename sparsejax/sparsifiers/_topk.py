@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from sparsejax import thresholds
-from sparsejax._base import Payload, Sparsifier
-from sparsejax._selection import count_in, select_in
-from sparsejax.sparsifiers._density import Schedule, Target
+from sparsejax.parts import Payload, Sparsifier
 from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax.vectors._selection import count_in, select_in
 
 
 def topk(

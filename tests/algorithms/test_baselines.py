@@ -11,8 +11,9 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax import _partition
-from sparsejax.sparsifiers import _random_k, _shares
+from sparsejax import partitions
+from sparsejax.sparsifiers import _random_k
+from sparsejax.sparsifiers._layers import _shares
 
 
 def run(tx, stream, params=None, workers=2):
@@ -228,7 +229,7 @@ def test_deft_pieces_hold_what_is_selected_in_them(goal, workers):
         assert counts.sum() == goal
         assert np.all((counts >= 0) & (counts <= sizes))
         assert np.all(np.abs(counts - np.asarray(shares)) < 1.01)
-        quotas = _partition.quotas(jnp.int32(step), sizes.sum(), goal, workers)
+        quotas = partitions.quotas(jnp.int32(step), sizes.sum(), goal, workers)
         goals = np.concatenate([[0], np.cumsum(quotas)]).astype(np.int32)
         cuts = _shares.cut(jnp.asarray(counts), edges, jnp.asarray(goals))
         bounds, ends = np.asarray(cuts), np.cumsum(counts)

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from sparsejax import _bits
 from sparsejax._workers import Workers
-from sparsejax.exchanges import _merge, _ring
+from sparsejax.exchanges.signs import _merge, _ring
+from sparsejax.vectors import _bits
 
 # -- the merge -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax import _owners
+from sparsejax.exchanges.sums import _owners
 from tests.harness import WORKERS
 
 N = 1003  # not divisible by the number of workers

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax import _bits, exchanges, memories, sparsifiers
+from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._workers import Workers
-from sparsejax.exchanges import _ballots
+from sparsejax.exchanges.signs import _ballots
+from sparsejax.vectors import _bits
 from tests.harness import (
     PARAMS,
     WORKERS,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax.sparsifiers import _fitted, _stages
+from sparsejax.sparsifiers._fit import _fitted, _stages
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "sidco.json"
 FITS = {

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import strategies as st
 
 import sparsejax
-from sparsejax import _owners, exchanges, memories, sparsifiers
-from sparsejax._base import Payload, Sparsifier
+from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._layout import Layout
-from sparsejax.exchanges._hashed_owners import sizes_of
+from sparsejax.exchanges.sums import _owners
+from sparsejax.exchanges.sums._hashed_owners import sizes_of
+from sparsejax.parts import Payload, Sparsifier
 from tests.harness import WORKERS, mesh_of, run, trainer
 
 # Not divisible by the number of workers, and more units than bits in a few words.
@@ -151,7 +152,7 @@ def test_nan_is_not_zero(method):
         "recursive_doubling": exchanges.recursive_doubling(),
     }[method]
     layout = Layout.of(COORDINATES)
-    workers = sparsejax._transform.Workers("data")
+    workers = sparsejax._workers.Workers("data")
     chooser = sparsifiers.nonzero(0.5)
 
     def mean(vector):

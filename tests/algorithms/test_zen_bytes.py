@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import sparsejax
-from sparsejax import _bits, _owners
-from sparsejax.exchanges._hashed_owners import sizes_of
+from sparsejax.exchanges.sums import _owners
+from sparsejax.exchanges.sums._hashed_owners import sizes_of
+from sparsejax.vectors import _bits
 from tests.harness import mesh_of, trainer
 
 

@@ -1,0 +1,187 @@
+"""Reports: made by exchanges, found in nested optimizer states."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.parts import Report
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Int
+
+
+def zero_report(worker_count: int, details: Any = ()) -> Report:
+    """The report of a step in which nothing happened."""
+    return Report(
+        demand=jnp.zeros((worker_count,), jnp.int32),
+        sent=jnp.zeros((), jnp.int32),
+        density=jnp.zeros((), jnp.float32),
+        threshold=jnp.zeros((worker_count,), jnp.float32),
+        dropped=jnp.zeros((worker_count,), jnp.bool_),
+        details=details,
+    )
+
+
+def whole_report(n: int, dropped: Bool[Array, " w"], details: Any = ()) -> Report:
+    """The report of a step in which every coordinate was delivered."""
+    count = dropped.shape[0]
+    return Report(
+        demand=jnp.full((count,), n, jnp.int32),
+        sent=jnp.asarray(n, jnp.int32),
+        density=jnp.ones((), jnp.float32),
+        threshold=jnp.zeros((count,), jnp.float32),
+        dropped=dropped,
+        details=details,
+    )
+
+
+def sparse_report(
+    indices: Int[Array, " m"], n: int, facts: tuple[Array, Array, Array], details=()
+) -> Report:
+    """The report of a step that delivered the distinct `indices`; `n` is no index.
+
+    Args:
+      indices: Int32[m], replicated.
+      n: number of coordinates.
+      facts: `(demand [w], threshold [w], dropped [w])` of all workers, replicated.
+      details: what is particular to the exchange.
+    """
+    demand, threshold, dropped = facts
+    sent = jnp.sum(indices < n, dtype=jnp.int32)
+    density = sent.astype(jnp.float32) / max(n, 1)
+    return Report(demand, sent, density, threshold, dropped, details)
+
+
+def reports(opt_state: Any) -> dict[str, Report]:
+    """All reports in an optimizer state, by their path.
+
+    Args:
+      opt_state: any nesting of optax states; reports are also found where flax nnx, or
+        a checkpoint restored without a target, has turned them into dicts.
+
+    Returns:
+      A dict from path (as `jax.tree_util.keystr` writes it) to `Report`; empty if there
+      is none.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> tx = optax.chain(sparsejax.dense(), optax.sgd(0.1))
+      >>> state = sparsejax.init(tx, jnp.zeros(3), jax.make_mesh((8,), ("data",)))
+      >>> list(sparsejax.reports(state))
+      ['[0].report']
+    """
+    found, _ = jax.tree_util.tree_flatten_with_path(
+        opt_state, is_leaf=lambda node: _report_of(node) is not None
+    )
+    named = {jax.tree_util.keystr(path): _report_of(node) for path, node in found}
+    return {path: _unboxed(node) for path, node in named.items() if node is not None}
+
+
+def _report_of(node: Any) -> Report | None:
+    """A node of a state as a `Report`, of dicts too; None if it is none."""
+    if isinstance(node, Report):
+        return node
+    fields = [name for name in Report._fields if name != "details"]
+    if not isinstance(node, Mapping) or not set(fields) <= set(node):
+        return None
+    details = dict(node.get("details") or {})  # empty ones leave no entry
+    record: Any = collections.namedtuple
+    details = record("Details", sorted(details))(**details)
+    return Report(**{name: node[name] for name in fields}, details=details)
+
+
+def _unboxed(report: Report) -> Report:
+    """The report with plain arrays: `nnx.Optimizer` keeps each one in a variable."""
+    return jax.tree.map(
+        lambda box: jax.tree.leaves(box)[0],
+        report,
+        is_leaf=lambda node: not isinstance(node, tuple),
+    )
+
+
+def log_row(report: Report) -> dict[str, float]:
+    """One flat row of plain floats for any logger: means, extremes and counts.
+
+    Fetches the report to the host, which waits for the step; so not every step.
+
+    Args:
+      report: the `Report` of one transformation, outside of `jax.jit`.
+
+    Returns:
+      `sent` and `density` as they are; `demand`, the number that qualified on all
+      workers; `threshold_mean`, `threshold_min` and `threshold_max` over the workers
+      with a finite threshold (0 where there is none); `dropped`, how many workers were
+      left out; and every scalar of `report.details` as `details/<name>`.
+
+    Raises:
+      TypeError: if `report` is not a `Report`, such as a whole optimizer state.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> tx = sparsejax.exdyna(density=0.01)
+      >>> state = sparsejax.init(tx, jnp.zeros(500), jax.make_mesh((8,), ("data",)))
+      >>> sparsejax.log_row(sparsejax.report(state))["density"]
+      0.0
+    """
+    if not isinstance(report, Report):
+        raise TypeError(
+            f"log_row: got a {type(report).__name__}, expected a `Report`, such as "
+            f"`sparsejax.report(opt_state)`."
+        )
+    report = jax.device_get(_unboxed(report))
+    threshold = np.asarray(report.threshold, np.float64)
+    threshold = threshold[np.isfinite(threshold)]
+    threshold = threshold if threshold.size else np.zeros(1)
+    row = {
+        "sent": np.mean(report.sent),
+        "density": np.mean(report.density),
+        "demand": np.sum(report.demand, dtype=np.float64),
+        "threshold_mean": threshold.mean(),
+        "threshold_min": threshold.min(),
+        "threshold_max": threshold.max(),
+        "dropped": np.sum(report.dropped),
+    }
+    for path, value in jax.tree_util.tree_leaves_with_path(report.details):
+        if np.size(value) == 1:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            row[f"details/{name}"] = np.ravel(value)[0]
+    return {name: float(value) for name, value in row.items()}
+
+
+def report(opt_state: Any) -> Report:
+    """The one report in an optimizer state: what happened in the last step.
+
+    Args:
+      opt_state: any nesting of optax states with one sparsejax transformation.
+
+    Returns:
+      The `Report`; zeros before the first step. Replicated.
+
+    Raises:
+      ValueError: if there is no report, or more than one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> tx = optax.chain(sparsejax.exdyna(density=0.01), optax.sgd(0.1))
+      >>> state = sparsejax.init(tx, jnp.zeros(500), jax.make_mesh((8,), ("data",)))
+      >>> int(sparsejax.report(state).sent)
+      0
+    """
+    found = reports(opt_state)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise ValueError(
+            "report: no sparsejax state in there. Pass the optimizer state of a "
+            "transformation that holds a sparsejax recipe."
+        )
+    raise ValueError(
+        f"report: {len(found)} sparsejax states in there ({', '.join(found)}). Use "
+        f"`sparsejax.reports(opt_state)` for all of them by path."
+    )

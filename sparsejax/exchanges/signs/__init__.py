@@ -1,0 +1,1 @@
+"""Exchanges of sign bits."""

@@ -1,0 +1,1 @@
+"""State on a mesh: markers, allocation, shards, another number of workers."""

@@ -1,0 +1,104 @@
+"""`init` on a mesh, and state that differs per worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from sparsejax._nesting import refuse_wrappers
+from sparsejax._workers import AxisName, Workers
+from sparsejax.placement._allocation import allocate
+from sparsejax.placement._markers import (
+    PerWorker,
+    add_worker_axis,
+    drop_worker_axis,
+)
+
+
+def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh) -> Any:
+    """`tx.init(params)` on `mesh`: the global optimizer state.
+
+    Args:
+      tx: a transformation that holds sparsejax ones.
+      params: pytree of parameters.
+      mesh: a mesh with the axis that the transformation exchanges over.
+
+    Returns:
+      The state; leaves marked `PerWorker` are [w, ...], sharded over the axis.
+
+    Raises:
+      TypeError: if the arguments are not a transformation, parameters and a mesh.
+      ValueError: if the mesh lacks the axis, or inside `jax.jit` unless it was set
+        outside.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> tx = sparsejax.exdyna(density=0.1)
+      >>> state = sparsejax.init(tx, {"w": jnp.zeros(100)}, mesh)
+      >>> state.memory.per_worker.shape
+      (8, 100)
+    """
+    # Not by its type: `optax.MultiSteps` and the like are classes of their own.
+    if not (hasattr(tx, "init") and isinstance(mesh, jax.sharding.Mesh)):
+        raise TypeError(
+            f"init: got a {type(tx).__name__}, a {type(params).__name__} and a "
+            f"{type(mesh).__name__}, expected a transformation, parameters and a "
+            f"`jax.sharding.Mesh`: `sparsejax.init(tx, params, mesh)`."
+        )
+    try:
+        context = jax.set_mesh(mesh)
+    except ValueError:  # Inside `jax.jit` no mesh can be set, only be set already.
+        if jax.sharding.get_abstract_mesh() != mesh.abstract_mesh:
+            raise ValueError(
+                "init: inside `jax.jit` no mesh can be set. Set it outside, `with "
+                "jax.set_mesh(mesh): jax.jit(tx.init)(params)`."
+            ) from None
+        return tx.init(params)
+    with context:
+        return tx.init(params)
+
+
+def per_worker(
+    tx: optax.GradientTransformation, *, axis_name: AxisName = "data"
+) -> optax.GradientTransformationExtraArgs:
+    """Runs `tx` on each worker's own updates, with state that differs per worker.
+
+    For what comes before a sparsifier, such as local momentum: the state of a plain
+    optax transformation would be taken for replicated.
+
+    Args:
+      tx: any optax transformation.
+      axis_name: the mesh axis of the workers.
+
+    Returns:
+      The same transformation; its state is marked `PerWorker`.
+
+    Raises:
+      ValueError: from `init`, where the number of workers is unknown.
+
+    Example:
+      >>> import optax, sparsejax
+      >>> tx = optax.chain(
+      ...     sparsejax.per_worker(optax.trace(decay=0.9)),
+      ...     sparsejax.exdyna(density=0.01),
+      ...     optax.sgd(0.1),
+      ... )
+    """
+    tx = optax.with_extra_args_support(tx)
+    workers = Workers(axis_name)
+
+    def init(params):
+        refuse_wrappers("init")
+        return allocate(lambda _, p: PerWorker(tx.init(p)), workers, params)
+
+    def update(updates, state, params=None, **extra_args):
+        refuse_wrappers("update")
+        workers.require_bound("per_worker")
+        inner = drop_worker_axis(state, workers).per_worker
+        updates, inner = tx.update(updates, inner, params, **extra_args)
+        return updates, add_worker_axis(PerWorker(inner), workers)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,201 @@
+"""State that differs per worker, or per shard: markers, shardings, allocation."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._workers import AxisName, Workers, sharded_axes
+
+
+class PerWorker(NamedTuple):
+    """Marks state that differs per worker.
+
+    Every leaf has a leading worker axis: [w, ...] globally, sharded over the axis, and
+    [1, ...] on each worker, inside `jax.shard_map`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> state = sparsejax.PerWorker(jnp.zeros((8, 3)))
+      >>> sparsejax.state_specs(state).per_worker == jax.P("data")
+      True
+    """
+
+    per_worker: Any
+
+
+class PerShard(NamedTuple):
+    """Marks state that differs per shard of the model.
+
+    Every leaf has a leading axis: [m, ...] globally, sharded over the axis of the m
+    model shards, and [1, ...] inside `jax.shard_map`. Per-worker leaves carry both
+    marks, and both axes: [m, w, ...].
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> state = sparsejax.PerShard(jnp.zeros((2, 3)))
+      >>> sparsejax.state_specs(state).per_shard == jax.P("model")
+      True
+    """
+
+    per_shard: Any
+
+
+_MARKERS = (PerWorker, PerShard)
+
+
+def map_per_worker(f: Callable[[Any], Any], tree: Any) -> Any:
+    """Applies `f` to every leaf that is marked `PerWorker`, and to no other."""
+
+    def is_marker(node):
+        return isinstance(node, PerWorker)
+
+    return jax.tree.map(
+        lambda node: PerWorker(jax.tree.map(f, node[0])) if is_marker(node) else node,
+        tree,
+        is_leaf=is_marker,
+    )
+
+
+def add_worker_axis(state: Any, workers: Workers | None = None) -> Any:
+    """Gives marked leaves their leading axis of 1. With `workers`, types them local."""
+
+    def add(leaf):
+        leaf = leaf[None]
+        return workers.localize(leaf) if workers else leaf
+
+    return map_per_worker(add, state)
+
+
+def drop_worker_axis(state: Any, workers: Workers) -> Any:
+    """Takes the leading axis of 1 from marked leaves.
+
+    Raises:
+      ValueError: if a leading axis is not 1: the global state [w, ...] came in whole.
+    """
+
+    def drop(leaf):
+        if leaf.ndim == 0 or leaf.shape[0] != 1:
+            raise ValueError(
+                f"per-worker state must have a leading axis of 1 inside the axis "
+                f"{workers.axis_name!r}, but has shape {leaf.shape}. Pass the state "
+                f"through `jax.shard_map` with `in_specs` and `out_specs` of "
+                f"`sparsejax.state_specs(state, {workers.axis_name!r})`. If that was "
+                f"done, the state is of another number of workers: see "
+                f"`sparsejax.resize_workers`."
+            )
+        return leaf[0]
+
+    return map_per_worker(drop, state)
+
+
+def state_specs(
+    state: Any, axis_name: AxisName = "data", *, shard_axis: AxisName = "model"
+) -> Any:
+    """The `PartitionSpec` of every leaf of an optimizer state.
+
+    Leaves marked `PerWorker` are sharded over `axis_name` along their leading axis,
+    leaves marked `PerShard` over `shard_axis`, leaves that carry both marks along one
+    axis for each; all others are replicated. The result serves as in_specs and
+    out_specs of `jax.shard_map`, and gives the shardings of a checkpoint.
+
+    Args:
+      state: any pytree that holds optimizer states: arrays, or the result of
+        `jax.eval_shape`. Markers are also found by name where flax nnx, or a checkpoint
+        restored without a target, has turned all of the state into nested dicts: there
+        a dict of one entry named `per_worker` or `per_shard` is taken for a marker.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+      shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
+
+    Returns:
+      A pytree of the same structure, with a `PartitionSpec` for each leaf.
+
+    Raises:
+      TypeError: if `state` is a transformation, and not a state of one.
+      ValueError: if `PerShard` marks some of the state, and other leaves are sharded
+        over `shard_axis` without it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> from jax.sharding import PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> tx = optax.chain(sparsejax.micro(0.1), optax.sgd(0.1))
+      >>> state = sparsejax.init(tx, {"w": jnp.zeros(100)}, mesh)
+      >>> specs = sparsejax.state_specs(state, "data")
+      >>> specs[0].memory.per_worker == P("data"), specs[0].step == P()
+      (True, True)
+    """
+    if isinstance(state, optax.GradientTransformation):
+        raise TypeError(
+            "state_specs: got a transformation, expected a state of it, such as "
+            "`sparsejax.init(tx, params, mesh)`."
+        )
+    axes = {"per_worker": axis_name, "per_shard": shard_axis}
+    marks = marks_of_leaves(state)
+    _check_shards(state, marks, Workers(shard_axis))
+    specs = [P(*(axes[mark] for mark in around)) for around in marks]
+    return jax.tree.unflatten(jax.tree.structure(state), specs)
+
+
+def _check_shards(state: Any, marks: list[tuple[str, ...]], shards: Workers) -> None:
+    """Raises ValueError where `PerShard` marks some of what is sharded, and not all."""
+    if not any("per_shard" in around for around in marks):
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    for (path, leaf), around in zip(leaves, marks, strict=True):
+        known = isinstance(leaf, jax.Array) and sharded_axes(leaf)
+        if "per_shard" not in around and known and known & set(shards.axes):
+            raise ValueError(
+                f"state_specs: `{jax.tree_util.keystr(path)}` is sharded over "
+                f"{shards.axis_name!r}, but not marked `PerShard`. Wrap the whole "
+                f"chain, `sparsejax.per_shard(optax.chain(...))`, and pass the "
+                f"optimizer state without the parameters."
+            )
+
+
+def marks_of_leaves(tree: Any) -> list[tuple[str, ...]]:
+    """The markers around each leaf: one for each of its leading axes, in their order.
+
+    By type. Only where there is none in all of `tree`, by name: parameters may be
+    called as the markers are.
+    """
+    found = _typed_marks(tree, ())
+    return found if any(found) else _named_marks(tree)
+
+
+def _typed_marks(tree: Any, around: tuple[str, ...]) -> list[tuple[str, ...]]:
+    found = []
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, _MARKERS)):
+        if isinstance(node, _MARKERS):
+            (name,) = node._fields
+            # Once each: a marker inside its like adds no axis.
+            inside = around if name in around else (*around, name)
+            found += _typed_marks(node[0], inside)
+        else:
+            found.append(around)
+    return found
+
+
+def _named_marks(tree: Any) -> list[tuple[str, ...]]:
+    names = {name for marker in _MARKERS for name in marker._fields}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    entries = collections.defaultdict(set)
+    for path in paths:
+        for i, key in enumerate(path):
+            entries[path[:i]].add(key)
+
+    def marks(path):
+        return dict.fromkeys(
+            key.key
+            for i, key in enumerate(path)
+            if isinstance(key, jax.tree_util.DictKey)
+            and key.key in names
+            and len(entries[path[:i]]) == 1
+        )
+
+    return [tuple(marks(path)) for path in paths]

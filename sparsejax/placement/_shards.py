@@ -1,0 +1,146 @@
+"""State that differs per shard of a model: a manual axis beside the workers' one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._nesting import refuse_wrappers
+from sparsejax._workers import AxisName, Workers, mesh_worker_count, sharded_axes
+from sparsejax.placement._markers import PerShard, state_specs
+
+
+def per_shard(
+    tx: optax.GradientTransformation,
+    *,
+    axis_name: AxisName = "data",
+    shard_axis: AxisName = "model",
+) -> optax.GradientTransformationExtraArgs:
+    """Runs `tx` on each model shard's own part, with state that differs per shard.
+
+    For parameters that are sharded over a second axis of `jax.shard_map`: each shard of
+    the model is sparsified by itself, among the workers that hold the same shard.
+    All state of `tx` is marked `PerShard`, thresholds, reports and moments as well,
+    since none of it is equal on all shards. A transformation that looks at the whole
+    tree, such as clipping by the global norm, sees one shard of it.
+
+    Args:
+      tx: a transformation that holds sparsejax ones, possibly chained with others.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+      shard_axis: the mesh axis of the model's shards, or a tuple of axes.
+
+    Returns:
+      The same transformation on local shards. `init` outside `jax.shard_map` takes
+      the sharded parameters themselves, and reads from them how they are sharded.
+
+    Raises:
+      ValueError: from `init`, if a leaf is not sharded over `shard_axis`, or if that
+        cannot be told (traced values on an automatic mesh); from `update`, if a leaf
+        is typed equal on all shards: then it belongs to a group of its own.
+      NameError: from `update`, if an axis is not bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> from jax.sharding import NamedSharding, PartitionSpec as P
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"))
+      >>> sharding = NamedSharding(mesh, P(None, "model"))
+      >>> params = {"w": jax.device_put(jnp.zeros((10, 6)), sharding)}
+      >>> tx = sparsejax.per_shard(optax.chain(sparsejax.exdyna(0.1), optax.adam(1e-3)))
+      >>> state = sparsejax.init(tx, params, mesh)
+      >>> state.per_shard[0].memory.per_worker.shape  # two shards, four workers
+      (2, 4, 30)
+    """
+    tx = optax.with_extra_args_support(tx)
+    shards = Workers(shard_axis)
+    both = (*Workers(axis_name).axes, *shards.axes)
+
+    def add_axis(state):
+        return PerShard(jax.tree.map(lambda x: shards.localize(x[None]), state))
+
+    def init(params):
+        if shards.bound():
+            return add_axis(tx.init(params))
+        _require_mesh(both)
+        specs = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: _spec(path, leaf, shards), params
+        )
+
+        def mapped(out_specs, **options):
+            return jax.shard_map(
+                lambda params: add_axis(tx.init(params)),
+                in_specs=(specs,),
+                out_specs=out_specs,
+                axis_names=set(both),
+                **options,
+            )
+
+        # Only for its structure, which holds the local shapes: unchecked, since the
+        # per-worker parts vary over more than these specs say.
+        shapes = jax.eval_shape(mapped(P(shard_axis), check_vma=False), params)
+        made = mapped(state_specs(shapes, axis_name, shard_axis=shard_axis))
+        return jax.jit(made)(params)
+
+    def update(updates, state, params=None, **extra_args):
+        refuse_wrappers("update")
+        shards.require_bound("per_shard")
+        _check_sharded(updates, shards)
+        inner = jax.tree.map(lambda x: x[0], state.per_shard)
+        updates, inner = tx.update(
+            updates, shards.localize(inner), params, **extra_args
+        )
+        return updates, add_axis(inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _require_mesh(axes: tuple[str, ...]) -> None:
+    if mesh_worker_count(axes) is None:
+        raise ValueError(
+            f"per_shard: no axes {axes!r} here. Set a mesh that has them first, `with "
+            f"jax.set_mesh(mesh): tx.init(params)` (or `sparsejax.init(tx, params, "
+            f"mesh)`), or call `tx.init` inside `jax.shard_map`. `wire_bytes` learns "
+            f"of them from the shardings of the parameters: pass placed ones."
+        )
+
+
+def _spec(path: Any, leaf: Any, shards: Workers) -> P:
+    """The spec of a parameter, as far as it concerns the axes of the shards."""
+    axes = set(shards.axes)
+    if not axes & sharded_axes(leaf):
+        raise ValueError(
+            f"per_shard: init: the parameter `{jax.tree_util.keystr(path) or '(root)'}`"
+            f" is not known to be sharded over {shards.axis_name!r}. Place the "
+            f"parameters first (`jax.device_put` with their shardings) and call `init` "
+            f"outside `jax.jit`, or call it inside `jax.shard_map`. A parameter that "
+            f"all shards share belongs to a group of its own: `optax.partition`, with "
+            f"`per_shard` only around the transformation of the sharded ones."
+        )
+    known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    spec = (leaf if known else jax.typeof(leaf)).sharding.spec
+
+    def own(entry):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        return tuple(name for name in names if name in axes) or None
+
+    return P(*(own(entry) for entry in spec))
+
+
+def _check_sharded(updates: Any, shards: Workers) -> None:
+    """Raises ValueError for leaves that are equal on all shards of the model."""
+    if not shards.typed():
+        return
+    equal = [
+        f"`{jax.tree_util.keystr(path) or '(root)'}`"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+        if not shards.is_local(leaf)
+    ]
+    if equal:
+        raise ValueError(
+            f"per_shard: the gradients {', '.join(equal)} are typed as equal on all "
+            f"shards of {shards.axis_name!r}, and would not stay so. Give the "
+            f"parameters that all shards share a transformation of their own, outside "
+            f"`per_shard`: `optax.partition`."
+        )

@@ -1,0 +1,100 @@
+"""`best_exchange`: which way to an exact sparse sum has the fewest bytes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import exchanges, memories, sparsifiers
+from sparsejax._checks import check_count, check_densification, check_density
+from sparsejax._transform import sparsify
+from sparsejax.parts import Exchange
+from sparsejax.planning._wire_bytes import wire_bytes
+
+
+class Choice(NamedTuple):
+    """What `best_exchange` found.
+
+    Attributes:
+      name: of the exchange with the fewest bytes.
+      exchange: it, ready for `sparsify`.
+      bytes: received per worker in a step in which everything fits, by name.
+    """
+
+    name: str
+    exchange: Exchange
+    bytes: dict[str, float]
+
+
+def best_exchange(
+    density: float,
+    densification: float | None,
+    workers: int,
+    *,
+    n: int,
+    row_size: int = 1,
+) -> Choice:
+    """The exchange with the fewest bytes for gradients of a given sparsity.
+
+    Compares what this library sends: every exchange is traced at the static sizes that
+    it gets from the arguments, padding included, and its collectives are counted.
+    `pairs` is compared where there are no rows, which it does not know; where more is
+    not zero than `density` says it needs a memory, the others average densely.
+
+    Args:
+      density: the largest fraction of non-zeros, coordinates or rows, that one worker's
+        gradient has, in (0, 1].
+      densification: how many times denser the sum is than one gradient, from 1 (same
+        support on all workers) to w (no overlap); None for independent supports. See
+        `sparsejax.characteristics`.
+      workers: how many.
+      n: coordinates of the gradient.
+      row_size: coordinates that are zero or not together, 1 where there are no rows.
+
+    Returns:
+      The choice, and the bytes that it compared.
+
+    Raises:
+      TypeError: if a number is none.
+      ValueError: if `density` is outside (0, 1], `densification` outside [1, w], a
+        count below 1, or `n` not a multiple of `row_size`.
+
+    Example:
+      >>> import sparsejax
+      >>> few = sparsejax.best_exchange(0.05, None, 16, n=2**20)
+      >>> many = sparsejax.best_exchange(0.7, None, 16, n=2**20)
+      >>> few.name, many.name
+      ('hashed_owners', 'dense')
+    """
+    density = check_density(density)
+    workers, n = check_count("workers", workers), check_count("n", n)
+    check_densification(densification, workers)
+    if n % check_count("row_size", row_size):
+        raise ValueError(
+            f"n: got {n}, expected a multiple of row_size, which is {row_size}."
+        )
+    shape = (n // row_size, row_size) if row_size > 1 else (n,)
+    candidates = {
+        "dense": exchanges.dense(),
+        "hashed_owners": exchanges.hashed_owners(densification=densification),
+        "recursive_doubling": exchanges.recursive_doubling(densification=densification),
+    }
+    if row_size == 1:
+        candidates["pairs"] = exchanges.pairs()
+    received = {
+        name: _usual_bytes(exchange, density, shape, workers)
+        for name, exchange in candidates.items()
+    }
+    best = min(received, key=lambda name: received[name])
+    return Choice(best, candidates[best], received)
+
+
+def _usual_bytes(exchange, density, shape, workers) -> float:
+    tx = sparsify(
+        sparsifiers.nonzero(density), exchange=exchange, memory=memories.none()
+    )
+    gradient = jax.ShapeDtypeStruct(shape, jnp.float32)
+    # Without what only happens where something does not fit.
+    return wire_bytes(tx, gradient, workers=workers).least

@@ -1,0 +1,152 @@
+"""Reading the collectives of a compiled program."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import jax
+
+from sparsejax.planning._wire_bytes import (
+    Collective,
+    WireBytes,
+    received_bytes,
+    summarise,
+)
+
+_SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
+# `%name = SHAPE opcode(operands), attributes`; asynchronous collectives come as a pair,
+# of which only the start is counted.
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<shape>\(.*?\)|\S+) "
+    r"(?P<kind>all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
+    r"(?P<start>-start)?\("
+)
+_CALLEES = re.compile(
+    r"(?:to_apply|calls|body|branch_computations|true_computation|false_computation)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+_TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
+
+
+def compiled_wire_bytes(
+    compiled: str | jax.stages.Compiled, *, devices: int | None = None
+) -> WireBytes:
+    """Bytes that each worker receives per step, read from a compiled program.
+
+    The same count as `wire_bytes`, after all that the compiler may have merged, split
+    or converted.
+
+    Args:
+      compiled: a `jax.stages.Compiled`, or the text of an optimised HLO module.
+      devices: how many devices the program runs on, for collectives whose text names no
+        groups; by default as the text says.
+
+    Returns:
+      The bytes by collective and branch, as from `wire_bytes`.
+
+    Raises:
+      TypeError: for what is neither.
+      ValueError: for the text of something that was not compiled.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+      >>> mean = jax.shard_map(
+      ...     lambda x: jax.lax.pmean(x, "data"),
+      ...     mesh=mesh, in_specs=P("data"), out_specs=P(),
+      ... )
+      >>> compiled = jax.jit(mean).lower(jnp.zeros(800)).compile()
+      >>> sparsejax.compiled_wire_bytes(compiled).total  # 2 * 7/8 * 4 bytes * 100
+      700.0
+    """
+    if not isinstance(compiled, str | jax.stages.Compiled):
+        raise TypeError(
+            f"compiled: got {type(compiled).__name__}, expected what "
+            f"`jax.jit(step).lower(*arguments).compile()` returns, or its text."
+        )
+    text = compiled if isinstance(compiled, str) else str(compiled.as_text())
+    if devices is None:
+        found = re.search(r"num_partitions=(\d+)", text) or re.search(
+            r"replica_count=(\d+)", text
+        )
+        devices = int(found.group(1)) if found else 1
+    computations, entry = _computations(text)
+    if not entry:
+        raise ValueError(
+            "compiled: this text has no ENTRY computation, so it is no compiled "
+            "program; call `.compile()` on what was lowered."
+        )
+    return summarise(tuple(_walk(computations, entry, devices, "", 1)))
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    computations: dict[str, list[str]] = {}
+    entry, current = "", ""
+    for line in text.splitlines():
+        head = re.match(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+        if head and not line.startswith(" "):
+            current = head.group(2)
+            computations[current] = []
+            entry = current if head.group(1) else entry
+        elif current:
+            computations[current].append(line)
+    return computations, entry
+
+
+def _walk(
+    computations: dict[str, list[str]], name: str, devices: int, branch: str, times: int
+) -> Iterator[Collective]:
+    conditionals = 0
+    for line in computations.get(name, ()):
+        if found := _INSTRUCTION.match(line):
+            yield _collective(found, line, devices, branch, times)
+        callees = [
+            callee.strip().lstrip("%")
+            for group in _CALLEES.findall(line)
+            for callee in group.strip("{}").split(",")
+        ]
+        if " conditional(" in line:
+            if "true_computation" in line:
+                callees = callees[::-1]  # as jax numbers them: false is branch 0
+            for i, callee in enumerate(callees):
+                inside = f"{branch}cond{conditionals}[{i}]"
+                yield from _walk(computations, callee, devices, inside, times)
+            conditionals += 1
+        elif not found:
+            trips = _TRIPS.search(line) if " while(" in line else None
+            repeats = int(trips.group(1)) if trips else 1
+            for callee in callees:
+                yield from _walk(computations, callee, devices, branch, times * repeats)
+
+
+def _collective(found, line: str, devices: int, branch: str, times: int) -> Collective:
+    kind = found["kind"].removeprefix("collective-")
+    shapes = [
+        _bits(dtype) * math.prod(map(int, filter(None, dims.split(",")))) / 8
+        for dtype, dims in _SHAPE.findall(found["shape"])
+    ]
+    if found["start"]:
+        # An asynchronous start returns (operands, results, ...): of equal number.
+        halves = len(shapes) // 2
+        shapes = shapes[halves : 2 * halves] if kind != "all-reduce" else shapes
+    count = _group_size(line, devices)
+    size = sum(shapes) * (count if kind == "reduce-scatter" else 1)
+    return Collective(kind, times * received_bytes(kind, size, count), branch)
+
+
+def _group_size(line: str, devices: int) -> int:
+    if found := re.search(r"replica_groups=\{\{([0-9,]+)\}", line):
+        return len(found.group(1).split(","))
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(found.group(1))
+    return devices
+
+
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits.group()) if digits else 0

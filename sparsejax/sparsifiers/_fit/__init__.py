@@ -1,0 +1,1 @@
+"""Thresholds from fitted distributions: the selection of SIDCo."""

@@ -1,0 +1,114 @@
+"""Thresholds from fitted tails, in several stages: the selection of SIDCo."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax.parts import Payload, Sparsifier
+from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.sparsifiers._fit._stages import tail_threshold
+from sparsejax.sparsifiers._target import target_count
+from sparsejax.vectors._selection import compact
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int
+
+# The published program: how often and beyond which ratio of achieved to wanted density
+# the number of stages changes.
+_PERIOD = 5
+_TOO_MANY, _TOO_FEW = 1.2, 0.8
+
+
+class FittedState(NamedTuple):
+    """Replicated.
+
+    Attributes:
+      stages: Int32[w], how many stages each worker uses.
+      ratio: Float32[w], achieved over wanted density, summed since the last change.
+    """
+
+    stages: Int[Array, " w"]
+    ratio: Float[Array, " w"]
+
+
+def most_stages(density: float) -> int:
+    """As many as would halve what is kept each time."""
+    return max(1, math.ceil(math.log(density) / math.log(0.5)))
+
+
+def fitted(
+    density: float,
+    *,
+    fit: str = "exponential",
+    stages: int | None = None,
+    granularity: str = "vector",
+    capacity: int | None = None,
+) -> Sparsifier:
+    """Selects `|x|` above a threshold that a fitted distribution gives for `density`.
+
+    Args:
+      density: fraction of the coordinates that each worker aims at, in (0, 1].
+      fit: "exponential", "generalized_pareto" or "gamma".
+      stages: how many fits, each to what exceeds the threshold of the one before; None
+        adapts their number.
+      granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
+      capacity: payload slots per worker; by default 1.2 times what `density` stands
+        for, the excess at which the number of stages is left as it is.
+
+    Example:
+      >>> import sparsejax
+      >>> from sparsejax import exchanges, memories, sparsifiers
+      >>> tx = sparsejax.sparsify(
+      ...     sparsifiers.fitted(0.01, fit="gamma"),
+      ...     exchange=exchanges.pairs(),
+      ...     memory=memories.error_feedback(),
+      ... )
+    """
+
+    def init(layout, worker_count):
+        del layout
+        return FittedState(
+            jnp.ones((worker_count,), jnp.int32),
+            jnp.zeros((worker_count,), jnp.float32),
+        )
+
+    def select(vector, state, step, workers, layout):
+        del step
+        n = layout.n
+        goal = target_count(density, n)
+        if goal >= n:
+            return whole_vector(n), state
+        slots = math.ceil(_TOO_MANY * goal) if capacity is None else capacity
+        slots = min(slots, n)
+        number = state.stages[workers.index()] if stages is None else jnp.int32(stages)
+        if granularity == "vector":
+            found = tail_threshold(vector, density, fit, number)
+            indices, demand = compact(vector, found, capacity=slots)
+        else:
+            bounds = [(layout.offsets[i], layout.sizes[i]) for i in layout.order]
+            leaves = [vector[start : start + size] for start, size in bounds if size]
+            limits = [tail_threshold(x, density, fit, number) for x in leaves]
+            reached = [jnp.abs(x) >= t for x, t in zip(leaves, limits, strict=True)]
+            flags = jnp.concatenate(reached).astype(jnp.float32)
+            indices, demand = compact(flags, 1.0, capacity=slots)
+            found = jnp.min(jnp.stack(limits))
+        values = vector.at[indices].get(mode="fill", fill_value=0)
+        return Payload(indices, values, demand, found), state
+
+    def adapt(state, report, step, layout):
+        goal = target_count(density, layout.n)
+        if stages is not None or goal >= layout.n:
+            return state
+        ratio = state.ratio + report.demand.astype(jnp.float32) / goal
+        fewer = (ratio > _TOO_MANY * _PERIOD).astype(jnp.int32)
+        more = (ratio < _TOO_FEW * _PERIOD).astype(jnp.int32)
+        moved = jnp.clip(state.stages + more - fewer, 1, most_stages(density))
+        due = step % _PERIOD == _PERIOD - 1
+        return FittedState(
+            jnp.where(due, moved, state.stages), jnp.where(due, 0.0, ratio)
+        )
+
+    return Sparsifier(init, select, adapt, "overlapping")

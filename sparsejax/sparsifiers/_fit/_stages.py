@@ -1,0 +1,45 @@
+"""A threshold from fits to ever further parts of the tail."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax._workers import vary_like
+from sparsejax.sparsifiers._fit._tails import FITS, moments_above, scaled
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int
+
+# The published program: what the first of several stages keeps.
+_FIRST = 0.25
+
+
+def tail_threshold(
+    vector: Float[Array, " n"], density: float, fit: str, stages: Int[Array, ""]
+) -> Float[Array, ""]:
+    """The magnitude that a fraction `density` exceeds, if the fit is right.
+
+    Never above the largest magnitude, which a fit does not know, nor 0: a vector that
+    is not zero gets at least one coordinate selected, and zeros never are.
+    """
+    first, later = FITS[fit]
+    x, largest = scaled(vector)
+    single = (stages <= 1) | (density >= _FIRST)
+    threshold = first(x, jnp.where(single, density, _FIRST))
+    later_stages = jnp.maximum(stages - 1, 1).astype(jnp.float32)
+    ratio = jnp.exp(math.log(density / _FIRST) / later_stages)
+
+    def refine(_, threshold):
+        moments = moments_above(x, threshold)
+        refined = later(moments, ratio)
+        return jnp.where(moments.size > 0, refined, threshold)
+
+    trips = jnp.where(single, 0, stages - 1)
+    threshold = vary_like(threshold, stages)
+    threshold = jax.lax.fori_loop(0, trips, refine, threshold)
+    threshold = jnp.minimum(threshold, 1.0) * largest
+    return jnp.maximum(threshold, jnp.finfo(jnp.float32).tiny)

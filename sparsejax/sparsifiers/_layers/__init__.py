@@ -1,0 +1,1 @@
+"""A share of the target for each layer: the selection of DEFT."""

@@ -1,0 +1,168 @@
+"""What goes on the wire: index encodings, and packing many small arrays in one message.
+
+A collective costs milliseconds whatever its size on the networks this library is for,
+so everything that a worker has to say about a step travels in one message.
+
+Ascending indices are sent in whichever of four codes takes the fewest bytes. All sizes
+are static, so that the choice is made when the program is traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.vectors import _bits
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int, Shaped, UInt, UInt32
+
+# The unit of a message. 16 bits, so that indices relative to a part need no padding.
+WORD = jnp.uint16
+
+
+class IndexCode(NamedTuple):
+    """A code for `k` ascending numbers in `[0, span]`; `span` marks an empty slot.
+
+    Attributes:
+      size: static, bytes of an encoded list.
+      encode: `Int32[k] -> code`, one array.
+      decode: `code -> Int32[k]`.
+    """
+
+    size: int
+    encode: Callable[[Int[Array, " k"]], Shaped[Array, " c"]]
+    decode: Callable[[Shaped[Array, " c"]], Int[Array, " k"]]
+
+
+def plain(slots: int, span: int) -> IndexCode:
+    """Each number in the narrowest of 16 and 32 bits."""
+    dtype = np.dtype(np.uint16 if span < 2**16 else np.int32)
+    return IndexCode(
+        slots * dtype.itemsize,
+        lambda numbers: numbers.astype(dtype),
+        lambda code: code.astype(jnp.int32),
+    )
+
+
+def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
+    """`low_bits` of each number as they are, and what is above them in unary.
+
+    The high part of number `i` is told by the position of the `i`-th set bit of a
+    bitmap: bit `high(i) + i` is set. So a number costs `low_bits + 1` bits, and all of
+    them together `span / 2^low_bits` more. Works for every ascending list, also with
+    repetitions.
+
+    References:
+      Elias, "Efficient storage and retrieval by content and address of static files",
+      Journal of the ACM, 1974.
+      Fano, "On the number of bits required to implement an associative memory", 1971.
+    """
+    low_words = low_bits * _word_count(slots)
+    high_size = slots + (span >> low_bits)
+    order = np.arange(slots, dtype=np.int32)
+    shifts = np.arange(low_bits, dtype=np.uint32)[:, None]
+
+    def encode(numbers):
+        high = _set_bits((numbers >> low_bits) + order, high_size)
+        if not low_bits:
+            return high
+        # One row of words for each bit: any width, without shifts across words.
+        planes = (numbers.astype(jnp.uint32)[None] >> shifts) & 1
+        planes = jnp.pad(planes > 0, ((0, 0), (0, -slots % _bits.WORD)))
+        return jnp.concatenate([_bits.pack(planes.reshape(-1)), high])
+
+    def decode(code):
+        position = _bits.positions(code[low_words:], jnp.asarray(order), lambda o: o)
+        numbers = (position - order) << low_bits
+        if not low_bits:
+            return numbers
+        planes = _bits.unpack(code[:low_words], low_words * _bits.WORD)
+        planes = planes.reshape(low_bits, -1)[:, :slots].astype(jnp.uint32)
+        low = jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
+        return numbers + low.astype(jnp.int32)
+
+    return IndexCode(4 * (low_words + _word_count(high_size)), encode, decode)
+
+
+def bitmap(slots: int, span: int) -> IndexCode:
+    """A bit for each of `span` numbers; for lists without repetitions."""
+
+    def decode(code):
+        order = jnp.arange(slots, dtype=jnp.int32)
+        return jnp.minimum(_bits.positions(code, order, lambda o: o), span)
+
+    return IndexCode(
+        4 * _word_count(span), lambda numbers: _set_bits(numbers, span), decode
+    )
+
+
+def cheapest(slots: int, span: int) -> IndexCode:
+    """The code with the fewest bytes; among equals the one with the least work."""
+    codes = [plain(slots, span), bitmap(slots, span)]
+    if slots and span:
+        codes += [elias_fano(slots, span, bits) for bits in range(span.bit_length())]
+    return min(codes, key=lambda code: code.size)
+
+
+def encode_indices(
+    indices: Int[Array, " k"], start: Int[Array, ""], span: int, n: int
+) -> Shaped[Array, " c"]:
+    """Ascending indices [k] relative to `start`, encoded; empty slots hold `n`."""
+    relative = jnp.where(indices < n, indices - start, span)
+    return cheapest(indices.shape[0], span).encode(relative)
+
+
+def decode_indices(
+    codes: Shaped[Array, "w c"], start: Int[Array, " w"], span: int, n: int, slots: int
+) -> Int[Array, "w k"]:
+    """The indices [w, slots] that every worker encoded; empty ones hold `n`."""
+    relative = jax.vmap(cheapest(slots, span).decode)(codes)
+    return jnp.where(relative < span, relative + start[:, None], n)
+
+
+def _word_count(bits: int) -> int:
+    return -(-bits // _bits.WORD)
+
+
+def _set_bits(positions: Int[Array, " k"], size: int) -> UInt32[Array, " words"]:
+    """Words with the bits at distinct `positions` [k] below `size` set."""
+    bits = jnp.uint32(1) << (positions % _bits.WORD).astype(jnp.uint32)
+    bits = jnp.where(positions < size, bits, jnp.uint32(0))
+    words = jnp.zeros(_word_count(size), jnp.uint32)
+    # Bits are distinct and integers: the order in which they are added is no matter.
+    return words.at[positions // _bits.WORD].add(bits, mode="drop")
+
+
+def pack(tree: Any) -> UInt[Array, " words"]:
+    """All leaves of `tree`, of 2 or 4 bytes an element or bool, as one vector."""
+    parts = []
+    for leaf in map(jnp.asarray, jax.tree.leaves(tree)):
+        if leaf.dtype == jnp.bool_:
+            leaf = leaf.astype(WORD)
+        parts.append(jax.lax.bitcast_convert_type(leaf, WORD).reshape(-1))
+    return jnp.concatenate(parts)
+
+
+def unpack(words: UInt[Array, "w words"], like: Any) -> Any:
+    """The trees that every worker packed: leaves of `like` with a leading axis [w]."""
+    leaves, treedef = jax.tree.flatten(like)
+    parts, position = [], 0
+    for leaf in map(jnp.asarray, leaves):
+        flag = leaf.dtype == jnp.bool_
+        dtype = np.dtype(WORD) if flag else leaf.dtype
+        width = dtype.itemsize // np.dtype(WORD).itemsize
+        size = math.prod(leaf.shape) * width
+        part = jax.lax.slice_in_dim(words, position, position + size, axis=1)
+        # bitcast_convert_type widens by consuming a last axis of the ratio of widths.
+        tail = (width,) if width > 1 else ()
+        part = part.reshape(words.shape[0], *leaf.shape, *tail)
+        part = jax.lax.bitcast_convert_type(part, dtype)
+        parts.append(part.astype(jnp.bool_) if flag else part)
+        position += size
+    return jax.tree.unflatten(treedef, parts)
