@@ -1,6 +1,10 @@
-"""The records that pass between the parts, and the protocols the parts fulfil.
+"""The three parts of a method, and the records that pass between them.
 
-Shapes: `n` coordinates, `k` payload slots per worker (static), `w` workers, `m`
+A method is a `Sparsifier`, an `Exchange` and a `Memory`, composed by
+`sparsejax.sparsify`. Each part is a record of pure functions; most fields have a
+default, so that a new part states only the functions that differ.
+
+Shapes: `n` coordinates, `k` slots of a message per worker (static), `w` workers, `m`
 delivered coordinates. *Per worker* values differ between workers, *replicated* values
 are equal on all of them.
 """
@@ -12,26 +16,76 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int, Shaped
+    from jaxtyping import Array, Bool, Float, Int
 
     from sparsejax._layout import Layout
     from sparsejax._workers import Workers
 
+__all__ = [
+    "Choice",
+    "Delivery",
+    "Exchange",
+    "Memory",
+    "Partition",
+    "Report",
+    "Sparsifier",
+    "Step",
+    "ThresholdRule",
+    "Window",
+    "no_details",
+    "no_state",
+    "unchanged",
+]
+
 State = Any
 
 
-def no_state(layout: Any, worker_count: int) -> tuple[()]:
-    """`Exchange.init` of an exchange that carries nothing to the next step."""
-    del layout, worker_count
-    return ()
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Which step it is, and who takes part: every part gets it.
+
+    Attributes:
+      index: Int32[], replicated: how many updates were made before.
+      workers: static, the workers' axis: `gather`, `sum`, `mean` and the like.
+      layout: static, where each leaf of the gradient lies in the vector.
+      support: static, `Sparsifier.support` of the method.
+      lossless: static, `Sparsifier.lossless` of the method.
+      dropped: Bool[], per worker: whether this worker's gradient was left out.
+      mean_square: `() -> Float[]`, per worker: the mean square of this worker's
+        gradient, before the memory added to it. Each call costs a pass over it.
+    """
+
+    index: Int[Array, ""]
+    workers: Workers
+    layout: Layout
+    support: str = "everything"
+    lossless: bool = False
+    dropped: Bool[Array, ""] | bool = False
+    mean_square: Callable[[], Float[Array, ""]] = lambda: jnp.zeros((), jnp.float32)
+
+    @property
+    def n(self) -> int:
+        """The number of coordinates, static."""
+        return self.layout.n
+
+    @property
+    def w(self) -> int:
+        """The number of workers, static."""
+        return self.workers.count()
+
+    @property
+    def rank(self) -> Int[Array, ""]:
+        """Int32[], per worker: this worker's index."""
+        return self.workers.index()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where each worker's indices lie: known to all, so that none of it is sent.
+    """Where each worker's indices lie: known to all, so that less of them is sent.
 
     Attributes:
       start: Int32[w], replicated. First coordinate that each worker may choose.
@@ -42,41 +96,24 @@ class Window:
     span: int = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Agreed:
-    """In place of a `Window`: all workers have the same indices, so none is sent."""
-
-
-class Payload(NamedTuple):
+class Choice(NamedTuple):
     """What this worker would like to send. Per worker.
 
     Attributes:
       indices: Int32[k], ascending; empty slots hold `n`, so that gathers fill and
-        scatters drop. `None`: the whole vector.
-      values: Float[k], this worker's values at `indices`, 0 in empty slots. `None`
-        with `indices=None`. Float[k, D]: the vector is taken as `n / D` rows, and
-        `indices` and `demand` are of rows; empty slots hold `n / D`.
-      demand: Int32[], how many coordinates qualified before truncation to `k`.
+        scatters drop. `None`: the whole vector. With rows, indices of rows, and empty
+        slots hold `n / row_size`.
+      demand: Int32[], how many qualified before truncation to `k`.
       threshold: Float[], the threshold that was applied; 0 where there is none.
-      dropped: Bool[], whether this worker's gradient was left out of the step;
-        filled in by `sparsify`.
-      window: where every worker's indices lie, `None` for anywhere in `[0, n)`, or
-        `Agreed()` where they are replicated.
-      complete: Bool[], or True for always: whether nothing is missing that may not
-        wait. False asks the exchange for the mean of whole vectors.
-      gradient_square: Float[], mean square of this worker's gradient, before the memory
-        added to it; filled in by `sparsify` for an exchange that asks for it.
+      window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
+      row_size: static, D: an index stands for D coordinates in a row.
     """
 
     indices: Int[Array, " k"] | None
-    values: Float[Array, " k *D"] | None
     demand: Int[Array, ""]
     threshold: Float[Array, ""]
-    dropped: Bool[Array, ""] | bool = False
-    window: Window | Agreed | None = None
-    complete: Bool[Array, ""] | bool = True
-    gradient_square: Float[Array, ""] | None = None
+    window: Window | None = None
+    row_size: int = 1
 
 
 class Report(NamedTuple):
@@ -88,7 +125,7 @@ class Report(NamedTuple):
       density: Float[], `sent / n`.
       threshold: Float[w], the threshold that each worker applied.
       dropped: Bool[w], which workers' gradients were non-finite and left out.
-      details: NamedTuple, what is particular to the exchange.
+      details: NamedTuple, facts that only this exchange has.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
@@ -108,15 +145,15 @@ class Report(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What everybody got, and what of this worker's vector went out.
+    """What everybody got, and how much of this worker's vector went out.
 
     Attributes:
       mean: Float[n], replicated. The averaged update; 0 where nothing was delivered.
         Representable in the gradient's dtypes.
       delivered: Int32[m], per worker: coordinates of this worker's vector that went
         out; empty slots hold `n`. `None`: every coordinate.
-      left: Float[m], per worker: what stays at those coordinates: zeros, or the
-        rounding error. Float[n] where `delivered` is `None`.
+      left: Float[m], per worker: the part of those coordinates that stays: zeros, or
+        the rounding error. Float[n] where `delivered` is `None`.
       report: Report, replicated.
     """
 
@@ -126,52 +163,67 @@ class Delivery(NamedTuple):
     report: Report
 
 
+def no_state(layout: Layout, worker_count: int) -> tuple[()]:
+    """`init` of a part that carries nothing to the next step."""
+    del layout, worker_count
+    return ()
+
+
+def no_details(layout: Layout, worker_count: int) -> tuple[()]:
+    """`Exchange.details` of an exchange that reports nothing of its own."""
+    del layout, worker_count
+    return ()
+
+
+def unchanged(state: State, report: Report, step: Step) -> State:
+    """`Sparsifier.adapt` of a sparsifier that does not follow the reports."""
+    del report, step
+    return state
+
+
 class Sparsifier(NamedTuple):
-    """Chooses what a worker would like to send.
+    """Chooses the coordinates that a worker would like to send.
 
     Attributes:
-      init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
-      select: `(vector [n], state, step [], workers, layout) -> (Payload, state)`, per
-        worker.
-      adapt: `(state, report, step [], layout) -> state`. It sees replicated facts only,
-        so the state stays equal on all workers.
+      select: `(vector [n], state, step) -> (Choice, state)`, per worker.
       support: how the workers' choices relate: "disjoint", "overlapping", "agreed"
         (equal on all of them), or "everything". Exchanges say which they accept.
+      init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
+      adapt: `(state, report, step) -> state`. Only replicated facts come in, so the
+        state stays equal on all workers.
+      lossless: whether nothing may wait: where `demand` exceeds the slots, an exchange
+        that can averages whole vectors in that step.
+      reads: names in `Report.details` that `adapt` reads; the exchange has to tell
+        them.
     """
 
-    init: Callable[[Layout, int], State]
-    select: Callable[
-        [Float[Array, " n"], State, Int[Array, ""], Workers, Layout],
-        tuple[Payload, State],
-    ]
-    adapt: Callable[[State, Report, Int[Array, ""], Layout], State]
+    select: Callable[[Float[Array, " n"], State, Step], tuple[Choice, State]]
     support: str
+    init: Callable[[Layout, int], State] = no_state
+    adapt: Callable[[State, Report, Step], State] = unchanged
+    lossless: bool = False
+    reads: frozenset[str] = frozenset()
 
 
 class Exchange(NamedTuple):
-    """Delivers payloads: the only part that decides what was delivered.
+    """Delivers choices: the only part that decides what was delivered.
 
     Attributes:
-      init: `(layout, worker_count) -> state`, replicated; mostly `()`.
-      apply: `(vector [n], payload, state, step [], workers, layout) ->
-        (Delivery, state)`.
-      report: `(layout, worker_count) -> Report` of zeros: the report of step -1, which
-        fixes its structure.
+      apply: `(vector [n], choice, state, step) -> (Delivery, state)`.
       accepts: the kinds of `Sparsifier.support` that it can deliver.
       name: for error messages.
-      needs_gradient_square: whether `Payload.gradient_square` is to be filled in, which
-        costs a pass over the gradient.
+      init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
+      details: `(layout, worker_count) -> NamedTuple` of zeros: `Report.details` before
+        the first step, which fixes their structure.
+      tells: names in `Report.details` that a sparsifier may read.
     """
 
-    init: Callable[[Layout, int], State]
-    apply: Callable[
-        [Float[Array, " n"], Payload, State, Int[Array, ""], Workers, Layout],
-        tuple[Delivery, State],
-    ]
-    report: Callable[[Layout, int], Report]
+    apply: Callable[[Float[Array, " n"], Choice, State, Step], tuple[Delivery, State]]
     accepts: frozenset[str]
     name: str
-    needs_gradient_square: bool = False
+    init: Callable[[Layout, int], State] = no_state
+    details: Callable[[Layout, int], Any] = no_details
+    tells: frozenset[str] = frozenset()
 
 
 class Memory(NamedTuple):
@@ -207,7 +259,7 @@ class ThresholdRule(NamedTuple):
         the density is a schedule.
       capacity: `(target, n, worker_count) -> int`, payload slots per worker.
       limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
-      movement: which topology belongs to it, "published" or "balanced".
+      partition: how parts move that follow this rule's thresholds.
 
     Example:
       A rule that selects what exceeds a fixed magnitude, up to twice the target:
@@ -225,7 +277,7 @@ class ThresholdRule(NamedTuple):
     adapt: Callable[..., State]
     capacity: Callable[[int, int, int], int]
     limit: Callable[[Int[Array, ""], int], Int[Array, ""]]
-    movement: str
+    partition: Partition
 
 
 class Partition(NamedTuple):
@@ -237,15 +289,14 @@ class Partition(NamedTuple):
         coordinates: part `p` is `[bounds[p], bounds[p + 1])`. Replicated.
       span: `(n, worker_count, target) -> int`, static: no part is ever longer.
       adapt: `(state, n, target, demand [w], threshold [w], histogram [B]) -> state`:
-        replicated; `demand` and `threshold` ordered by part, `histogram` counts the
-        delivered coordinates of each block (`partitions.blocks`).
+        replicated; `demand` and `threshold` ordered by part. `histogram` counts the
+        delivered coordinates of each block (`partitions.blocks`); `None` unless
+        `reads` names it.
+      reads: facts of the exchange that `adapt` needs: `{"histogram"}`, or none.
     """
 
     init: Callable[[int, int], State]
     bounds: Callable[[State, int, int, int], Int[Array, " w+1"]]
     span: Callable[[int, int, int], int]
     adapt: Callable[..., State]
-
-
-if TYPE_CHECKING:
-    Vector = Shaped[Array, " n"]
+    reads: frozenset[str] = frozenset()
