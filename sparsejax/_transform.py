@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax import _xla
-from sparsejax._checks import check_part
+from sparsejax import _entry
+from sparsejax._checks import check_choice, check_part
+from sparsejax._gradient import Gradient
 from sparsejax._layout import Layout, Structure
-from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import AxisName, Workers, sharded_axes, varying_axes
-from sparsejax.parts import Exchange, Memory, Report, Sparsifier
+from sparsejax._report import zero_report
+from sparsejax._workers import AxisName, Workers
+from sparsejax.parts import Exchange, Memory, Report, Sparsifier, Step
 from sparsejax.placement._allocation import allocate
-from sparsejax.placement._markers import (
-    PerWorker,
-    add_worker_axis,
-    drop_worker_axis,
-)
+from sparsejax.placement._markers import PerWorker, add_worker_axis
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Int
+    from jaxtyping import Array, Bool, Float, Int
 
 NONFINITE_POLICIES = ("drop", "propagate")
 
@@ -52,6 +50,16 @@ class SparsifyState(NamedTuple):
     exchange: Any
     report: Report
     structure: Structure
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """A method: three parts, and the workers that run it."""
+
+    sparsifier: Sparsifier
+    exchange: Exchange
+    memory: Memory
+    workers: Workers
 
 
 def sparsify(
@@ -85,9 +93,9 @@ def sparsify(
       `jax.shard_map` (or `sparsejax.simulate`).
 
     Raises:
-      TypeError: if a part is none, such as a function that was not called.
-      ValueError: if the exchange cannot deliver what the sparsifier chooses, or for
-        an unknown `nonfinite`.
+      TypeError: if an argument is not a part, such as a function that was not called.
+      ValueError: if the exchange cannot deliver the sparsifier's choices, or does not
+        report a fact that the sparsifier reads, or for an unknown `nonfinite`.
 
     Example:
       >>> from sparsejax import exchanges, memories, sparsifiers, sparsify
@@ -100,154 +108,124 @@ def sparsify(
     check_part("sparsifier", sparsifier, Sparsifier, "sparsifiers.topk(0.01)")
     check_part("exchange", exchange, Exchange, "exchanges.union()")
     check_part("memory", memory, Memory, "memories.error_feedback()")
+    _check_pair(sparsifier, exchange)
+    check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
+    workers = Workers(axis_name)
+    parts = _Parts(sparsifier, exchange, memory, workers)
+
+    def init(params):
+        _entry.check_init(params, workers)
+        layout = Layout.of(params)
+        return allocate(lambda count: _first_state(parts, layout, count), workers)
+
+    def update(updates, state, params=None, **extra_args):
+        del params, extra_args
+        layout, local = _entry.enter(updates, state, workers)
+        gradient = Gradient.of(updates, layout, state.memory.per_worker)
+        kept = local._replace(memory=state.memory)
+        if nonfinite == "drop":
+            mean, new = _one_step(parts, gradient, kept, layout, gradient.broken)
+        else:
+            mean, new = _propagate(parts, gradient, kept, local, layout)
+        return layout.unflatten(mean), add_worker_axis(new, workers)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_pair(sparsifier: Sparsifier, exchange: Exchange) -> None:
+    """Raises ValueError if the exchange cannot serve the sparsifier."""
     if sparsifier.support not in exchange.accepts:
         raise ValueError(
             f"exchange: `{exchange.name}` cannot deliver {sparsifier.support} choices, "
             f"only {' or '.join(sorted(exchange.accepts))} ones. Pick an exchange that "
             f"accepts this sparsifier."
         )
-    if nonfinite not in NONFINITE_POLICIES:
+    missing = sorted(sparsifier.reads - exchange.tells)
+    if missing:
         raise ValueError(
-            f"nonfinite: got {nonfinite!r}, expected one of {NONFINITE_POLICIES}."
+            f"exchange: this sparsifier reads {', '.join(map(repr, missing))} in the "
+            f"details of the report, which `{exchange.name}` does not tell. Pick an "
+            f"exchange that tells it, such as `sparsejax.exchanges.union()`."
         )
-    workers = Workers(axis_name)
-
-    def init(params):
-        refuse_wrappers("init")
-        _check_whole("init", params, workers)
-        layout = Layout.of(params)
-
-        def make(worker_count):
-            return SparsifyState(
-                step=jnp.zeros((), jnp.int32),
-                memory=PerWorker(memory.init(layout.n)),
-                sparsifier=sparsifier.init(layout, worker_count),
-                exchange=exchange.init(layout, worker_count),
-                report=exchange.report(layout, worker_count),
-                structure=layout.structure,
-            )
-
-        return allocate(make, workers)
-
-    def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        refuse_wrappers("update")
-        workers.require_bound("update")
-        layout = Layout.of(updates)
-        state.structure.check(layout.structure)
-        _check_whole("update", updates, workers)
-        _check_local(updates, workers, state)
-        local = drop_worker_axis(state, workers)
-        kept = state.memory.per_worker
-        # Rows [1, m], as the residual is stored: see `_xla`.
-        gradient = _xla.prepare(layout.rows(updates), kept)
-        # Not finite if an element is not. Not `max`: XLA:CPU loses NaN in it.
-        total = sum(jnp.sum(row, dtype=jnp.float32) for row in gradient)
-        dropped = jnp.logical_not(jnp.isfinite(total))
-        # Then sums over the workers stay finite, and so do the roundings of them.
-        bound = float(jnp.finfo(jnp.float32).max) / (2 * workers.count())
-
-        def healthy(skip, dropped):
-            def used(row):
-                return jnp.where(skip, 0.0, row.astype(jnp.float32))
-
-            vector, residual = _xla.accumulate(
-                memory, gradient, used, kept, state.step, bound
-            )
-            vector, residual = jax.tree.map(lambda row: row[0], (vector, residual))
-            payload, chosen = sparsifier.select(
-                vector, local.sparsifier, state.step, workers, layout
-            )
-            payload = payload._replace(dropped=dropped)
-            if exchange.needs_gradient_square:
-                # The number is dropped, and not the rows: those would be copied.
-                square = sum(
-                    jnp.sum(jnp.square(row.astype(jnp.float32))) for row in gradient
-                )
-                square = jnp.where(skip, 0.0, square / max(layout.n, 1))
-                payload = payload._replace(gradient_square=square)
-            delivery, exchanged = exchange.apply(
-                vector,
-                payload,
-                local.exchange,
-                state.step,
-                workers,
-                layout,
-            )
-            residual = memory.settle(vector, delivery, residual)
-            adapted = sparsifier.adapt(chosen, delivery.report, state.step, layout)
-            return delivery.mean, SparsifyState(
-                state.step + 1,
-                PerWorker(residual),
-                adapted,
-                exchanged,
-                delivery.report,
-                state.structure,
-            )
-
-        def poisoned(who):
-            report = exchange.report(layout, workers.count())._replace(dropped=who)
-            nan = jnp.full((layout.n,), jnp.nan, jnp.float32)
-            return nan, local._replace(step=state.step + 1, report=report)
-
-        if nonfinite == "drop":
-            mean, new = healthy(dropped, dropped)
-        else:
-            who = workers.gather(dropped)
-            mean, new = workers.cond(
-                jnp.any(who),
-                poisoned,
-                lambda who: healthy(False, jnp.zeros_like(dropped)),
-                who,
-            )
-        return layout.unflatten(mean), add_worker_axis(new, workers)
-
-    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_whole(caller: str, tree: Any, workers: Workers) -> None:
-    """Raises ValueError for leaves that are sharded over an axis of another kind."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axes = sharded_axes(leaf) - set(workers.axes)
-        if axes:
-            raise ValueError(
-                f"{caller}: the leaf `{jax.tree_util.keystr(path) or '(root)'}` is "
-                f"sharded over {sorted(axes)}, an automatic axis to this "
-                f"transformation: to flatten it would gather it on every device. Name "
-                f"the axis in the `axis_names` of `jax.shard_map`, so that each shard "
-                f"is sparsified by itself, and wrap the transformation in "
-                f"`sparsejax.per_shard(tx, shard_axis={sorted(axes)[0]!r})`."
-            )
+def _first_state(parts: _Parts, layout: Layout, worker_count: int) -> SparsifyState:
+    """One worker's state before the first step, markers without their axis."""
+    details = parts.exchange.details(layout, worker_count)
+    return SparsifyState(
+        step=jnp.zeros((), jnp.int32),
+        memory=PerWorker(parts.memory.init(layout.n)),
+        sparsifier=parts.sparsifier.init(layout, worker_count),
+        exchange=parts.exchange.init(layout, worker_count),
+        report=zero_report(worker_count, details),
+        structure=layout.structure,
+    )
 
 
-def _check_local(updates: Any, workers: Workers, state: SparsifyState) -> None:
-    """Raises ValueError for gradients that vary over too few axes, or too many."""
-    if not workers.typed():
-        return
-    leaves = jax.tree_util.tree_leaves_with_path(updates)
-    reduced = [
-        f"`{jax.tree_util.keystr(path) or '(root)'}`"
-        for path, leaf in leaves
-        if not workers.is_local(leaf)
-    ]
-    if reduced:
-        raise ValueError(
-            f"update: the gradients {', '.join(reduced)} are typed as equal on all "
-            f"workers of axis {workers.axis_name!r}, so they are already reduced: "
-            f"under `check_vma=True`, `jax.grad` with respect to replicated "
-            f"parameters sums over the workers. Differentiate with "
-            f"`sparsejax.value_and_grad`, or with respect to "
-            f"`sparsejax.localize(params)`, and do not `pmean` the gradients."
-        )
-    known = set(workers.axes) | varying_axes(state.step)
-    for path, leaf in leaves:
-        more = sorted(varying_axes(leaf) - known)
-        if more:
-            raise ValueError(
-                f"update: the gradient `{jax.tree_util.keystr(path) or '(root)'}` also "
-                f"varies over {more}, which `axis_name={workers.axis_name!r}` does not "
-                f"name. If those are workers too, average over them first, "
-                f"`jax.lax.pmean(grads, {more[0]!r})`, or exchange over all of them, "
-                f"`axis_name={(*workers.axes, *more)!r}`. If they hold shards of the "
-                f"model, use `sparsejax.per_shard(tx, shard_axis={more[0]!r})`."
-            )
+def _propagate(
+    parts: _Parts,
+    gradient: Gradient,
+    kept: SparsifyState,
+    local: SparsifyState,
+    layout: Layout,
+) -> tuple[Float[Array, " n"], SparsifyState]:
+    """A step of the policy "propagate": one broken gradient makes the update NaN."""
+    workers = parts.workers
+
+    def poisoned(who):
+        details = parts.exchange.details(layout, workers.count())
+        report = zero_report(workers.count(), details)._replace(dropped=who)
+        nan = jnp.full((layout.n,), jnp.nan, jnp.float32)
+        return nan, local._replace(step=local.step + 1, report=report)
+
+    def healthy(who):
+        del who
+        return _one_step(parts, gradient, kept, layout, skip=False)
+
+    who = workers.gather(gradient.broken)
+    return workers.cond(jnp.any(who), poisoned, healthy, who)
+
+
+def _one_step(
+    parts: _Parts,
+    gradient: Gradient,
+    state: SparsifyState,
+    layout: Layout,
+    skip: Bool[Array, ""] | bool,
+) -> tuple[Float[Array, " n"], SparsifyState]:
+    """The mean [n], replicated, and this worker's next state.
+
+    Args:
+      parts: the method.
+      gradient: this worker's.
+      state: per worker; the residual as it is stored, [1, n], so that the accumulated
+        vector can take its place.
+      layout: of the vector.
+      skip: Bool[], per worker: whether the gradient is left out.
+    """
+    # Then sums over the workers stay finite, and so do the roundings of them.
+    bound = float(jnp.finfo(jnp.float32).max) / (2 * parts.workers.count())
+    step = Step(
+        state.step,
+        parts.workers,
+        layout,
+        support=parts.sparsifier.support,
+        lossless=parts.sparsifier.lossless,
+        dropped=jnp.asarray(skip),
+        mean_square=lambda: gradient.mean_square(skip),
+    )
+    vector, residual = gradient.add_to(
+        parts.memory, state.memory.per_worker, state.step, skip=skip, bound=bound
+    )
+    choice, chosen = parts.sparsifier.select(vector, state.sparsifier, step)
+    delivery, exchanged = parts.exchange.apply(vector, choice, state.exchange, step)
+    residual = parts.memory.settle(vector, delivery, residual)
+    adapted = parts.sparsifier.adapt(chosen, delivery.report, step)
+    return delivery.mean, SparsifyState(
+        step=state.step + 1,
+        memory=PerWorker(residual),
+        sparsifier=adapted,
+        exchange=exchanged,
+        report=delivery.report,
+        structure=state.structure,
+    )

@@ -1,0 +1,83 @@
+"""Checks at the entry of `init` and `update`: where they run, and what comes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sparsejax._checks import path_name
+from sparsejax._layout import Layout
+from sparsejax._nesting import refuse_wrappers
+from sparsejax._workers import Workers, sharded_axes, varying_axes
+from sparsejax.placement._markers import drop_worker_axis
+
+
+def check_init(params: Any, workers: Workers) -> None:
+    """Raises what a call of `init` in the wrong place, or of a wrong tree, deserves."""
+    refuse_wrappers("init")
+    _check_whole("init", params, workers)
+
+
+def enter(updates: Any, state: Any, workers: Workers) -> tuple[Layout, Any]:
+    """The layout of the gradients and this worker's state, without its leading axis.
+
+    Raises:
+      NameError: if the axis is not bound.
+      TypeError: if a gradient is not real floating point.
+      ValueError: inside a wrapper that skips steps; for a state of another tree or of
+        another number of workers; for gradients that are sharded or already reduced.
+    """
+    refuse_wrappers("update")
+    workers.require_bound("update")
+    layout = Layout.of(updates)
+    state.structure.check(layout.structure)
+    _check_whole("update", updates, workers)
+    _check_local(updates, workers, state)
+    return layout, drop_worker_axis(state, workers)
+
+
+def _check_whole(caller: str, tree: Any, workers: Workers) -> None:
+    """Raises ValueError for leaves that are sharded over an axis of another kind."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axes = sharded_axes(leaf) - set(workers.axes)
+        if axes:
+            raise ValueError(
+                f"{caller}: the leaf `{path_name(path)}` is "
+                f"sharded over {sorted(axes)}, an automatic axis to this "
+                f"transformation: to flatten it would gather it on every device. Name "
+                f"the axis in the `axis_names` of `jax.shard_map`, so that each shard "
+                f"is sparsified by itself, and wrap the transformation in "
+                f"`sparsejax.per_shard(tx, shard_axis={sorted(axes)[0]!r})`."
+            )
+
+
+def _check_local(updates: Any, workers: Workers, state: Any) -> None:
+    """Raises ValueError for gradients that vary over too few axes, or too many."""
+    if not workers.typed():
+        return
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    reduced = [
+        f"`{path_name(path)}`" for path, leaf in leaves if not workers.is_local(leaf)
+    ]
+    if reduced:
+        raise ValueError(
+            f"update: the gradients {', '.join(reduced)} are typed as equal on all "
+            f"workers of axis {workers.axis_name!r}, so they are already reduced: "
+            f"under `check_vma=True`, `jax.grad` with respect to replicated "
+            f"parameters sums over the workers. Differentiate with "
+            f"`sparsejax.value_and_grad`, or with respect to "
+            f"`sparsejax.localize(params)`, and do not `pmean` the gradients."
+        )
+    known = set(workers.axes) | varying_axes(state.step)
+    for path, leaf in leaves:
+        more = sorted(varying_axes(leaf) - known)
+        if more:
+            raise ValueError(
+                f"update: the gradient `{path_name(path)}` also "
+                f"varies over {more}, which `axis_name={workers.axis_name!r}` does not "
+                f"name. If those are workers too, average over them first, "
+                f"`jax.lax.pmean(grads, {more[0]!r})`, or exchange over all of them, "
+                f"`axis_name={(*workers.axes, *more)!r}`. If they hold shards of the "
+                f"model, use `sparsejax.per_shard(tx, shard_axis={more[0]!r})`."
+            )
