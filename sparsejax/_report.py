@@ -44,13 +44,13 @@ def whole_report(n: int, dropped: Bool[Array, " w"], details: Any = ()) -> Repor
 def sparse_report(
     indices: Int[Array, " m"], n: int, facts: tuple[Array, Array, Array], details=()
 ) -> Report:
-    """The report of a step that delivered the distinct `indices`; `n` is no index.
+    """The report of a step that delivered `indices`.
 
     Args:
-      indices: Int32[m], replicated.
+      indices: Int32[m], replicated, distinct; empty slots hold `n`.
       n: number of coordinates.
       facts: `(demand [w], threshold [w], dropped [w])` of all workers, replicated.
-      details: what is particular to the exchange.
+      details: facts that only this exchange has.
     """
     demand, threshold, dropped = facts
     sent = jnp.sum(indices < n, dtype=jnp.int32)
@@ -84,7 +84,7 @@ def reports(opt_state: Any) -> dict[str, Report]:
 
 
 def _report_of(node: Any) -> Report | None:
-    """A node of a state as a `Report`, of dicts too; None if it is none."""
+    """A node of a state as a `Report`, of dicts too; None if the node is not one."""
     if isinstance(node, Report):
         return node
     fields = [name for name in Report._fields if name != "details"]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax import _xla
+from sparsejax import _gradient, _xla
+from sparsejax._gradient import Gradient
+from sparsejax._layout import Layout
 from tests.harness import flat, gradients, run
 
 # Leaves of less than a piece beside each other and alone, of a piece, of several with
@@ -42,12 +44,12 @@ def poisoned(step):
 
 
 def both(monkeypatch, make, steps):
-    """What `run` gives with `make()` when accumulated at once, and by piece."""
-    monkeypatch.setattr(_xla, "_PIECE", PIECE)
-    monkeypatch.setattr(_xla, "_barriers_are_dropped", lambda: False)
+    """The steps of `make()` when accumulated at once, and by piece."""
+    monkeypatch.setattr(_gradient, "_PIECE", PIECE)
+    monkeypatch.setattr(_xla, "barriers_are_dropped", lambda: False)
     results = []
     for large in (1 << 30, 0):
-        monkeypatch.setattr(_xla, "_LARGE", large)
+        monkeypatch.setattr(_gradient, "_LARGE", large)
         results.append(list(run(make(), steps, params=PARAMS, stream=poisoned)))
     return results
 
@@ -72,17 +74,16 @@ def test_mean_square_by_piece(monkeypatch):
 
 
 def test_rows_are_joined_where_they_are_small(monkeypatch):
-    monkeypatch.setattr(_xla, "_PIECE", PIECE)
-    monkeypatch.setattr(_xla, "_LARGE", 0)
-    monkeypatch.setattr(_xla, "_barriers_are_dropped", lambda: False)
+    monkeypatch.setattr(_gradient, "_PIECE", PIECE)
+    monkeypatch.setattr(_gradient, "_LARGE", 0)
+    monkeypatch.setattr(_xla, "barriers_are_dropped", lambda: False)
     sizes = [3, 35, PIECE, 2 * PIECE, 0, 1, PIECE + 1, 9]
-    rows = [jnp.full((1, size), i, jnp.bfloat16) for i, size in enumerate(sizes)]
-    kept = jnp.zeros((1, sum(sizes)))
-    prepared = _xla.prepare(rows, kept)
-    assert [row.size for row in prepared] == [38, PIECE, 2 * PIECE, 1, PIECE + 1, 9]
+    leaves = [jnp.full((size,), i, jnp.bfloat16) for i, size in enumerate(sizes)]
+    layout = Layout.of(leaves)
+    rows = Gradient.of(leaves, layout, jnp.zeros((1, layout.n))).rows
+    assert [row.size for row in rows] == [38, PIECE, 2 * PIECE, 1, PIECE + 1, 9]
+    # With nothing to overwrite, one row.
+    (whole,) = Gradient.of(leaves, layout, ()).rows
     np.testing.assert_array_equal(
-        jnp.concatenate([row.astype(jnp.float32) for row in prepared], axis=1),
-        _xla.join(rows),
+        jnp.concatenate([row.astype(jnp.float32) for row in rows], axis=1), whole
     )
-    # Nothing to overwrite: one row.
-    assert len(_xla.prepare(rows, ())) == 1

@@ -44,7 +44,7 @@ def test_elias_fano_of_any_ascending_list(data):
 
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(data=st.data())
-def test_indices_of_any_payload(data):
+def test_indices_of_any_choice(data):
     """Distinct indices inside a window, then empty slots, in the cheapest code."""
     slots, span = data.draw(st.sampled_from(SHAPES))
     start = data.draw(st.sampled_from([0, 5])) if span < 2**30 else 0
@@ -55,12 +55,12 @@ def test_indices_of_any_payload(data):
     indices[:filled] = sorted(data.draw(chosen))
     indices[:filled] += start
 
-    back = payload_round_trip(slots, span, n)(indices, np.int32(start))
+    back = choice_round_trip(slots, span, n)(indices, np.int32(start))
     np.testing.assert_array_equal(back, indices[None])
 
 
 @functools.cache
-def payload_round_trip(slots, span, n):
+def choice_round_trip(slots, span, n):
     def there_and_back(indices, start):
         code = _codec.encode_indices(indices, start, span, n)
         return _codec.decode_indices(code[None], start[None], span, n, slots)

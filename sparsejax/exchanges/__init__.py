@@ -1,4 +1,4 @@
-"""Collectives that deliver payloads and say what was delivered."""
+"""Collectives that deliver choices, and tell each worker how much of its own."""
 
 from sparsejax.exchanges._dense import dense
 from sparsejax.exchanges._leader import leader

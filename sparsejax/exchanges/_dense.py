@@ -2,31 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import jax.numpy as jnp
+import numpy as np
 
-from sparsejax._report import whole_report, zero_report
+from sparsejax._report import whole_report
 from sparsejax.exchanges._values import average
-from sparsejax.parts import Delivery, Exchange, no_state
+from sparsejax.parts import Choice, Delivery, Exchange, State, Step, no_details
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+    from sparsejax._layout import Layout
+
+    Apply = Callable[[Float[Array, " n"], Choice, State, Step], tuple[Delivery, State]]
+
+# Every kind of `Sparsifier.support`.
+EVERY_SUPPORT = frozenset({"disjoint", "overlapping", "agreed", "everything"})
+
+_FLOAT32 = np.dtype(np.float32)
 
 
-def deliver_all(vector, dropped, workers, layout, details=(), value_dtype=jnp.float32):
-    """The mean of all vectors [n], and the report that goes with it."""
-    n, count = vector.shape[0], workers.count()
+def average_whole(
+    vector: Float[Array, " n"],
+    step: Step,
+    details: Any = (),
+    value_dtype: np.dtype = _FLOAT32,
+) -> Delivery:
+    """Delivers the mean of all vectors."""
+    workers, count = step.workers, step.w
     if value_dtype == jnp.float32:
-        mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
+        mine = jnp.arange(count, dtype=jnp.int32) == step.rank
         # One psum call for both, so that the flags need no message of their own.
-        total, flags = workers.sum((vector, (mine & dropped).astype(jnp.float32)))
+        flags = (mine & step.dropped).astype(jnp.float32)
+        total, flags = workers.sum((vector, flags))
         mean, dropped, error = total / count, flags > 0, jnp.zeros((), jnp.float32)
     else:
         mean, error = average(vector, workers, value_dtype)
-        dropped = workers.gather(jnp.asarray(dropped))
-    rounded = layout.round_all(mean)
+        dropped = workers.gather(jnp.asarray(step.dropped))
+    rounded = step.layout.round_all(mean)
     left = workers.localize(mean - rounded) + error
-    return Delivery(rounded, None, left, whole_report(n, dropped, details))
+    return Delivery(rounded, None, left, whole_report(step.n, dropped, details))
+
+
+def or_whole(
+    apply: Apply,
+    whole: Callable[[Layout, int], Any] = no_details,
+    value_dtype: np.dtype = _FLOAT32,
+) -> Apply:
+    """`Exchange.apply` that averages whole vectors where those are the choice.
+
+    Args:
+      apply: for choices with indices.
+      whole: `(layout, worker_count) -> details` that a step with whole vectors reports.
+      value_dtype: of values on the wire.
+    """
+
+    def either(vector, choice, state, step):
+        # A message has no slots where the vector has no coordinates.
+        if choice.indices is not None and choice.indices.size:
+            return apply(vector, choice, state, step)
+        details = whole(step.layout, step.w)
+        return average_whole(vector, step, details, value_dtype), state
+
+    return either
 
 
 def dense() -> Exchange:
-    """An all-reduce of the whole vector; whatever was selected is ignored.
+    """An all-reduce of the whole vector; the choice is ignored.
 
     Sums are formed in float32. Received per worker: `2 (w-1)/w` times 4 n bytes.
 
@@ -39,12 +84,8 @@ def dense() -> Exchange:
       ... )
     """
 
-    def apply(vector, payload, state, step, workers, layout):
-        del step
-        return deliver_all(vector, payload.dropped, workers, layout), state
+    def apply(vector, choice, state, step):
+        del choice
+        return average_whole(vector, step), state
 
-    def report(layout, worker_count):
-        return zero_report(worker_count)
-
-    accepts = frozenset({"disjoint", "overlapping", "agreed", "everything"})
-    return Exchange(no_state, apply, report, accepts, "dense")
+    return Exchange(apply, EVERY_SUPPORT, "dense")

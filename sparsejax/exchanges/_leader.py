@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from sparsejax._checks import check_value_dtype
-from sparsejax._report import sparse_report, zero_report
-from sparsejax.exchanges._dense import deliver_all
+from sparsejax._report import sparse_report
+from sparsejax.exchanges._dense import or_whole
+from sparsejax.exchanges._indices import facts_of
+from sparsejax.exchanges._units import Units
 from sparsejax.exchanges._values import deliver_at
-from sparsejax.parts import Delivery, Exchange, no_state
+from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors import _codec
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, UInt, UInt32
+
+# Not disjoint ones: parts rotate as the leader does, so that the leaders' parts are not
+# all of them, and some coordinates would never be delivered.
+_ACCEPTED = frozenset({"overlapping", "agreed", "everything"})
 
 
 def leader(value_dtype: Any = "float32") -> Exchange:
@@ -23,11 +32,14 @@ def leader(value_dtype: Any = "float32") -> Exchange:
     report; and the mean of `k` values.
 
     Every worker selects, as a branch that only one of them takes cannot hold a
-    collective; what the others chose is not sent.
+    collective; the choices of the others are not sent.
 
     Args:
       value_dtype: of values on the wire, float32 or bfloat16; they are summed in
-        float32, and what rounding takes away stays in the residuals.
+        float32, and rounding errors stay in the residuals.
+
+    Returns:
+      An exchange for all choices but disjoint ones, of coordinates or rows.
 
     Raises:
       ValueError: for another `value_dtype`.
@@ -43,39 +55,33 @@ def leader(value_dtype: Any = "float32") -> Exchange:
     """
     value_dtype = check_value_dtype(value_dtype)
 
-    def apply(vector, payload, state, step, workers, layout):
-        n, count = vector.shape[0], workers.count()
-        if payload.indices is None:
-            return deliver_all(
-                vector, payload.dropped, workers, layout, (), value_dtype
-            ), state
-        facts = (payload.demand, payload.threshold, jnp.asarray(payload.dropped))
-        nowhere, mine = jnp.zeros((), jnp.int32), workers.index()
-        code = _codec.encode_indices(payload.indices, nowhere, n, n)
-        code = jnp.where(mine == step % count, code, jnp.zeros_like(code))
+    def apply(vector, choice, state, step):
+        units, count, mine = Units.of(choice, step.n), step.w, step.rank
+        facts, nowhere = facts_of(choice, step), jnp.zeros((), jnp.int32)
+        code = _codec.encode_indices(
+            choice.indices, nowhere, units.number, units.number
+        )
+        code = jnp.where(mine == step.index % count, code, jnp.zeros_like(code))
         words = _codec.pack(facts)
         table = jnp.zeros((count, words.size), words.dtype).at[mine].set(words)
         # A sum in which every word has one term. Words of 32 bits, as not every
         # backend adds narrower ones.
-        told = workers.sum(_widen(_codec.pack((code, table))))
+        told = step.workers.sum(_widen(_codec.pack((code, table))))
         told = jax.lax.bitcast_convert_type(told, _codec.WORD).reshape(1, -1)
         code, table = _codec.unpack(told, (code, table))
         facts = _codec.unpack(table[0], facts)
         indices = _codec.decode_indices(
-            code, nowhere[None], n, n, payload.indices.shape[0]
-        )[0]
-        update, left = deliver_at(vector, indices, workers, layout, value_dtype)
-        report = sparse_report(indices, n, facts)
+            code, nowhere[None], units.number, units.number, choice.indices.shape[0]
+        )
+        indices = units.coordinates(indices[0])
+        update, left = deliver_at(vector, indices, step, value_dtype)
+        report = sparse_report(indices, step.n, facts)
         return Delivery(update, indices, left, report), state
 
-    def report(layout, worker_count):
-        return zero_report(worker_count)
-
-    accepts = frozenset({"overlapping", "everything"})
-    return Exchange(no_state, apply, report, accepts, "leader")
+    return Exchange(or_whole(apply, value_dtype=value_dtype), _ACCEPTED, "leader")
 
 
-def _widen(words):
+def _widen(words: UInt[Array, " m"]) -> UInt32[Array, " half"]:
     """Words of 16 bits [m] as words of 32 bits [ceil(m / 2)]."""
     pairs = jnp.pad(words, (0, -words.size % 2)).reshape(-1, 2)
     return jax.lax.bitcast_convert_type(pairs, jnp.uint32)

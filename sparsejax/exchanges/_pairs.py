@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._checks import check_value_dtype
-from sparsejax._report import sparse_report, zero_report
+from sparsejax._report import sparse_report
 from sparsejax._workers import vary_like
-from sparsejax._xla import late_zeros
-from sparsejax.exchanges._dense import deliver_all
-from sparsejax.exchanges._union import gather_indices
-from sparsejax.exchanges._values import distinct
-from sparsejax.parts import Delivery, Exchange, no_state
+from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
+from sparsejax.exchanges._indices import gather_indices, united
+from sparsejax.exchanges._units import Units
+from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Int
+    from jaxtyping import Array, Float, Int
 
 
 class PairsDetails(NamedTuple):
-    """What `Report.details` holds. Replicated.
+    """`Report.details` of `pairs`. Replicated.
 
     Attributes:
       chosen: Int32[w], how many coordinates each worker sent.
@@ -40,12 +40,16 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
     need, the values, and the small facts of the report. A worker delivers its values
     at its own coordinates only.
 
-    What a worker receives grows with the number of workers, and so does the number of
-    distinct coordinates, which is what the report's `sent` and `density` say.
+    The bytes that a worker receives grow with the number of workers, and so does the
+    number of distinct coordinates: see `sent` and `density` of the report. Choices that
+    all workers agree on take fewer bytes with `union`.
 
     Args:
       value_dtype: of values on the wire, float32 or bfloat16; they are summed in
-        float32, and what rounding takes away stays in the residual.
+        float32, and rounding errors stay in the residual.
+
+    Returns:
+      An exchange for all choices, of coordinates or rows.
 
     Raises:
       ValueError: for another `value_dtype`.
@@ -61,58 +65,60 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
     """
     value_dtype = check_value_dtype(value_dtype)
 
-    def apply(vector, payload, state, step, workers, layout):
-        del step
-        n, count = vector.shape[0], workers.count()
-        if payload.indices is None:
-            everything = jnp.full((count,), n, jnp.int32)
-            details = PairsDetails(everything, jnp.asarray(n, jnp.int32))
-            return deliver_all(
-                vector, payload.dropped, workers, layout, details, value_dtype
-            ), state
-        values = round_to(payload.values, value_dtype)
-        indices, *facts, received = gather_indices(
-            payload, n, workers, values.astype(value_dtype)
+    def apply(vector, choice, state, step):
+        units, layout, count = Units.of(choice, step.n), step.layout, step.w
+        own = units.values(vector, choice.indices)
+        values = round_to(own, value_dtype)
+        indices, facts, received = gather_indices(
+            choice, step, values.astype(value_dtype)
         )
         shares = received.astype(jnp.float32) / count
-        total = _sum_in_order(n, indices, shares)
-        first = distinct(indices, n).ravel()
-        chosen = jnp.sum(indices < n, axis=1, dtype=jnp.int32)
-        report = sparse_report(first, n, facts)
+        total = _sum_in_order(units, indices, shares)
+        first = united(indices, units, step)
+        chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
+        report = sparse_report(first, step.n, facts)
         report = report._replace(details=PairsDetails(chosen, report.sent))
-        left = payload.values - values
+        left = (own - values).reshape(-1)
         if not layout.exact:
-            # The cast to the gradient's dtype rounds the sum. What it takes away stays
-            # with the first worker that sent the coordinate.
+            # The cast to the gradient's dtype rounds the sum. The error stays with the
+            # first worker that sent the coordinate.
             mean = total.at[first].get(mode="fill", fill_value=0)
             rest = mean - layout.round(first, mean)
             total = total.at[first].add(-rest, mode="drop")
-            mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
+            mine = jnp.arange(count, dtype=jnp.int32) == step.rank
             rest = jnp.where(mine[:, None], rest.reshape(count, -1), 0.0)
             left = left + count * jnp.sum(rest, axis=0)
-        return Delivery(total, payload.indices, left, report), state
+        delivered = units.coordinates(choice.indices)
+        return Delivery(total, delivered, left, report), state
 
-    def report(layout, worker_count):
-        details = PairsDetails(
-            jnp.zeros((worker_count,), jnp.int32), jnp.zeros((), jnp.int32)
-        )
-        return zero_report(worker_count, details)
+    def details(layout, worker_count):
+        del layout
+        none = jnp.zeros((worker_count,), jnp.int32)
+        return PairsDetails(none, jnp.zeros((), jnp.int32))
 
-    accepts = frozenset({"overlapping", "everything"})
-    return Exchange(no_state, apply, report, accepts, "pairs")
+    def whole(layout, worker_count):
+        everything = jnp.full((worker_count,), layout.n, jnp.int32)
+        return PairsDetails(everything, jnp.asarray(layout.n, jnp.int32))
+
+    return Exchange(
+        or_whole(apply, whole, value_dtype), EVERY_SUPPORT, "pairs", details=details
+    )
 
 
-def _sum_in_order(n, indices, values):
-    """Float[n]: the sum of all pairs [w, k], one worker's after another's.
+def _sum_in_order(
+    units: Units, indices: Int[Array, "w k"], values: Float[Array, "w k *D"]
+) -> Float[Array, " n"]:
+    """The sum of all pairs, one worker's after another's. Replicated.
 
     One worker's indices are distinct, so that every device adds in the same order; a
     scatter with repetitions would add in any order on a GPU, and replicas would drift
     apart.
     """
-    zeros = late_zeros(n, jnp.min(indices, initial=0))
-    return jax.lax.fori_loop(
+    zeros = units.split(_xla.late_zeros(units.n, jnp.min(indices, initial=0)))
+    total = jax.lax.fori_loop(
         0,
         len(indices),
         lambda r, total: total.at[indices[r]].add(values[r], mode="drop"),
         vary_like(zeros, values),
     )
+    return total.reshape(-1)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax.vectors._ratio import ratio
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
@@ -94,13 +96,8 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
     padded = jnp.pad(support, ((0, 0), (0, part * count - n)))
     parts = jnp.sum(padded.reshape(count, count, part), axis=2, dtype=jnp.int32)
     return Characteristics(
-        density=_ratio(sizes, jnp.full_like(sizes, n)),
-        overlap=_ratio(common, least),
-        densification=_ratio(united, total),
-        skewness=_ratio(jnp.max(parts, axis=1) * count, sizes),
+        density=ratio(sizes, jnp.full_like(sizes, n)),
+        overlap=ratio(common, least),
+        densification=ratio(united, total),
+        skewness=ratio(jnp.max(parts, axis=1) * count, sizes),
     )
-
-
-def _ratio(a: Array, b: Array) -> Float[Array, " *shape"]:
-    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)

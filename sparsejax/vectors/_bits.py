@@ -1,6 +1,6 @@
 """Packed bits: uint32 words; bit `j` of word `i` stands for coordinate `32 i + j`.
 
-Local arithmetic only: what comes out is per worker where what goes in is.
+Local arithmetic only: results are per worker where arguments are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import _xla
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, Int32, UInt32
 
@@ -21,7 +23,7 @@ WORD = 32
 _MANY = 1 << 12
 
 # Which bit of a lane's word the rows of a block set: see `pack_by_column`. A constant,
-# since it is computed again for each flag otherwise.
+# since XLA would recompute them for each flag.
 _ROWS = np.arange(WORD, dtype=np.uint32)
 _ROW_BITS = np.uint32(1) << ((_ROWS & 3) << 3 | _ROWS >> 2)
 
@@ -40,26 +42,28 @@ def pack(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
 
 def pack_whole(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
     """`pack` for flags that compare whole vectors, outside of loops."""
-    fast = jax.default_backend() == "cpu" and flags.size >= _MANY
+    fast = _xla.on_cpu() and flags.size >= _MANY
     return pack_by_column(flags) if fast else pack(flags)
 
 
 def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
     """`pack` in two thirds of the time on CPU, where sums within a vector are slow.
 
-    In a loop over tiles, or where the flags take more to compute, it is the slower one.
+    In a loop over tiles, or where the flags take more to compute, `pack` is faster.
     Flags are taken as blocks of 32 rows of 8, and words are summed over the rows: lane
-    `b` of a block gets every eighth flag. In which order, is chosen so that the blocks
-    of 8 by 8 bits that the bytes of 8 words form have to be transposed only.
+    `b` of a block gets every eighth flag, in an order that leaves one thing to do: to
+    transpose the blocks of 8 by 8 bits that the bytes of 8 words form.
 
     References:
       Warren, "Hacker's Delight", section 7-3, for the transposition.
     """
-    # What fills no block is packed by itself: all take ten times as long when padded.
+    # The rest beyond whole blocks is packed by itself: padded to a block, all of them
+    # take ten times as long.
     whole = flags.size - flags.size % (8 * WORD)
     blocks, rest = flags[:whole].reshape(-1, WORD, 8), pack(flags[whole:])
     lanes = jnp.where(blocks, _ROW_BITS[None, :, None], jnp.uint32(0))
-    words = jax.lax.optimization_barrier(jnp.sum(lanes, axis=1, dtype=jnp.uint32))
+    # Barrier: XLA would sum the lanes again for each word of the transposition.
+    words = _xla.computed_once(jnp.sum(lanes, axis=1, dtype=jnp.uint32))
     columns = [words[:, b] for b in range(8)]
     for by, kept in ((4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
         for low in (b for b in range(8) if not b & by):
@@ -71,8 +75,8 @@ def pack_by_column(flags: Bool[Array, " m"]) -> UInt32[Array, " words"]:
 
 def unpack(words: UInt32[Array, " words"], m: int) -> Bool[Array, " m"]:
     """The first `m` flags of `words` [W], Bool[m]."""
-    # Or what computes a word, were it an index, is done again for each of its bits.
-    words = jax.lax.optimization_barrier(words)
+    # Barrier: XLA would recompute the words for each bit.
+    words = _xla.computed_once(words)
     bits = words[:, None] >> jnp.arange(WORD, dtype=jnp.uint32)[None]
     return (bits & 1).astype(jnp.bool).reshape(-1)[:m]
 
@@ -119,8 +123,8 @@ def positions(
       ranks: Int32[k], ascending, not necessarily strictly, from 0.
       first_slot: maps numbers `o` Int32[b] in `[0, set bits]` to the smallest `i` with
         `ranks[i] >= o`, and to anything from `k` on where there is none. For
-        `ranks = arange(k)` it is the identity, `lambda o: o`. Where it is not known,
-        each slot searches for its block in about log2(W) steps, which is slower.
+        `ranks = arange(k)` the identity, `lambda o: o`. `None`: not known. Each slot
+        then searches for its block in about log2(W) steps, which is slower.
 
     Returns:
       Int32[k], ascending; `32 W` where `ranks[i]` is the number of set bits or more.
@@ -139,26 +143,26 @@ def positions(
         block = jnp.searchsorted(through, ranks, side="right").astype(jnp.int32)
         block = jnp.minimum(block, before.size - 1)
     else:
-        block = _owners(first_slot(before), ranks.size)
-    # Without barriers XLA fuses the steps below into one kernel that computes the
-    # chain again for each of its uses.
-    block = jax.lax.optimization_barrier(block)
+        block = _blocks_of_slots(first_slot(before), ranks.size)
+    # Barrier: XLA would fuse the steps below, and find the block again in each.
+    block = _xla.computed_once(block)
     rank = ranks - before[block]
     inside = blocks[block]
     word = inside[:, 0]
     index = jnp.zeros_like(rank)
     for j in range(1, _WORDS_PER_BLOCK):
         count = popcount(word)
-        further = rank >= count  # never again after the first word it is not
+        further = rank >= count  # never again after the first word where it is below
         rank = jnp.where(further, rank - count, rank)
         word = jnp.where(further, inside[:, j], word)
         index = jnp.where(further, j, index)
-    rank, word, index = jax.lax.optimization_barrier((rank, word, index))
+    # Barrier: XLA would repeat the search for the word at each use of its results.
+    rank, word, index = _xla.computed_once((rank, word, index))
     position = (block * _WORDS_PER_BLOCK + index) * WORD + select_bit(word, rank)
     return jnp.where(ranks < through[-1], position, empty)
 
 
-def _owners(first: Int32[Array, " b"], slots: int) -> Int32[Array, " k"]:
+def _blocks_of_slots(first: Int32[Array, " b"], slots: int) -> Int32[Array, " k"]:
     """The last block whose first slot is at or before each slot.
 
     Args:
@@ -169,7 +173,7 @@ def _owners(first: Int32[Array, " b"], slots: int) -> Int32[Array, " k"]:
       Int32[slots].
     """
     # Empty blocks share their first slot with the next block that has bits: the
-    # maximum leaves the one that owns it.
+    # maximum leaves the latter.
     ids = jnp.arange(first.size, dtype=jnp.int32)
     starts = (
         jnp.zeros(slots, jnp.int32)

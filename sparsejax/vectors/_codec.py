@@ -1,7 +1,7 @@
-"""What goes on the wire: index encodings, and packing many small arrays in one message.
+"""Messages: codes for indices, and many small arrays packed into one message.
 
 A collective costs milliseconds whatever its size on the networks this library is for,
-so everything that a worker has to say about a step travels in one message.
+so all facts of a worker about a step travel in one message.
 
 Ascending indices are sent in whichever of four codes takes the fewest bytes. All sizes
 are static, so that the choice is made when the program is traced.
@@ -51,7 +51,7 @@ def plain(slots: int, span: int) -> IndexCode:
 
 
 def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
-    """`low_bits` of each number as they are, and what is above them in unary.
+    """`low_bits` of each number as they are, and the bits above them in unary.
 
     The high part of number `i` is told by the position of the `i`-th set bit of a
     bitmap: bit `high(i) + i` is set. So a number costs `low_bits + 1` bits, and all of

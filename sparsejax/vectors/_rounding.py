@@ -20,8 +20,8 @@ def round_to(values: Array, dtype: np.dtype) -> Array:
     """Float32 `values` as `dtype` holds them, saturated, in float32 again."""
     if holds_float32(dtype):
         return values
-    # Saturate: what does not fit stays in the residual, where an infinity would poison
-    # every later step.
+    # Saturate: the rest stays in the residual, where an infinity would poison every
+    # later step.
     largest = float(jnp.finfo(dtype).max)
     clipped = jnp.clip(values, -largest, largest)
     return clipped.astype(dtype).astype(jnp.float32)

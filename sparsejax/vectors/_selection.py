@@ -2,7 +2,7 @@
 
 No sorting and no n-sized running sum: the flags of qualifying coordinates are packed
 into bits, n / 32 words, and everything after that works on words and slots. Nothing
-here communicates; what comes out is per worker where what goes in is.
+here communicates; results are per worker where arguments are.
 
 Values and thresholds are compared as float32.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import jax
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._workers import vary_like
 from sparsejax.vectors import _bits
 
@@ -28,7 +29,7 @@ Carry = TypeVar("Carry")
 _TILE = 1 << 16
 
 # A loop step costs an accelerator some kernel launches, so that tiles grow with the
-# region; what a moving region wastes is at most its last tile.
+# region; a moving region wastes at most its last tile.
 _MOST_TILES = 64
 
 # Regions of up to this many tiles are read at their largest size, without a loop.
@@ -160,8 +161,8 @@ def select_in(
     """The coordinates of a region that reach a threshold, in ascending order.
 
     When `demand`, their number, exceeds `quota`, those of rank
-    `floor(i * demand / quota)` for `i < quota` are kept: evenly strided, so that it is
-    never their position in the vector that makes coordinates wait.
+    `floor(i * demand / quota)` for `i < quota` are kept: evenly strided, so that a
+    coordinate's position in the vector never decides whether it has to wait.
 
     Reads the region once; its cost follows `size` and `capacity`, and `span / 32`.
 
@@ -241,7 +242,7 @@ def fold(
 ) -> Carry:
     """Folds `step(carry, magnitudes [m])` over pieces of the vector.
 
-    So what is computed of each magnitude never takes memory for all of them.
+    So a function of each magnitude never takes memory for all of them.
 
     Args:
       step: takes NaN beyond the end of the vector, as float32.
@@ -280,8 +281,8 @@ def _fill_slots(
 
     position = _bits.positions(words, ranks, first_slot)
     indices = jnp.where(slots < kept, coordinate(position), n)
-    # Or each use of the indices would compute them again, from the bits on.
-    return jax.lax.optimization_barrier(indices[:capacity]), demand
+    # Barrier: XLA would recompute the indices, from the bits on, for each use.
+    return _xla.computed_once(indices[:capacity]), demand
 
 
 def _alike(vector, *values):

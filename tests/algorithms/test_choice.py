@@ -10,7 +10,7 @@ import pytest
 
 import sparsejax
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax.exchanges.sums._recursive_doubling import lengths
+from sparsejax.exchanges.sums._sizes import lengths
 from tests.harness import mesh_of, trainer
 
 N = 40_000

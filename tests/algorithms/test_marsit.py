@@ -14,6 +14,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from sparsejax import exchanges, sparsifiers
+from sparsejax._layout import Layout
+from sparsejax._workers import Workers
+from sparsejax.parts import Step
 from tests.harness import (
     PARAMS,
     WORKERS,
@@ -108,6 +112,34 @@ def test_scale_follows_the_gradient_and_not_the_compensation():
         assert details.scale == pytest.approx(np.sqrt(square / weight), rel=2**-8)
         assert details.compensation == pytest.approx(compensation, rel=1e-5)
         compensation = np.sqrt(np.mean(residuals(state) ** 2))
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        exchanges.one_bit_ring(scale=0.5),
+        exchanges.packed_signs(scale=0.5),
+        exchanges.packed_signs("mean"),
+    ],
+    ids=["ring", "majority", "mean"],
+)
+def test_only_a_scale_that_follows_costs_a_pass(exchange):
+    """`Step.mean_square` reads the whole gradient."""
+
+    def never():
+        raise AssertionError("measured for nothing")
+
+    layout = Layout.of(jnp.zeros(70))
+
+    def mean(vector):
+        step = Step(jnp.int32(1), Workers("data"), layout, mean_square=never)
+        choice, _ = sparsifiers.everything().select(vector, (), step)
+        state = exchange.init(layout, step.w)
+        return exchange.apply(vector, choice, state, step)[0].mean
+
+    drawn = jnp.ones((3, 70))
+    found = jax.vmap(mean, axis_name="data", out_axes=None)(drawn)
+    assert np.all(found > 0)
 
 
 def test_an_overflowing_mean_square_keeps_the_scale():

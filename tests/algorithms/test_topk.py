@@ -117,21 +117,6 @@ def test_build_up(exchange):
     assert state.report.density == pytest.approx(len(np.unique(chosen)) / 2000)
 
 
-@pytest.mark.parametrize("exchange", ["dgc", exchanges.leader, exchanges.pairs])
-def test_exchanges_that_cannot_deliver(exchange):
-    if exchange == "dgc":
-        with pytest.raises(ValueError, match=r"value_dtype: got .* beside .*union"):
-            sparsejax.dgc(exchange=exchanges.union(), value_dtype=jnp.bfloat16)
-        return
-    with pytest.raises(ValueError, match="cannot deliver disjoint choices"):
-        sparsejax.sparsify(
-            sparsejax.sparsifiers.layerwise(0.1),
-            exchange=exchange(),
-            memory=sparsejax.memories.error_feedback(),
-        )
-    with pytest.raises(ValueError, match="cannot deliver agreed choices"):
-        sparsejax.sparsify(
-            sparsejax.sparsifiers.random_k(0.1),
-            exchange=exchange(),
-            memory=sparsejax.memories.none(),
-        )
+def test_a_value_dtype_belongs_to_the_default_exchange():
+    with pytest.raises(ValueError, match=r"value_dtype: got .* beside .*union"):
+        sparsejax.dgc(exchange=exchanges.union(), value_dtype=jnp.bfloat16)

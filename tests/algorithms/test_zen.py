@@ -16,8 +16,8 @@ import sparsejax
 from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._layout import Layout
 from sparsejax.exchanges.sums import _owners
-from sparsejax.exchanges.sums._hashed_owners import sizes_of
-from sparsejax.parts import Payload, Sparsifier
+from sparsejax.exchanges.sums._sizes import sizes_of
+from sparsejax.parts import Choice, Sparsifier, Step
 from tests.harness import WORKERS, mesh_of, run, trainer
 
 # Not divisible by the number of workers, and more units than bits in a few words.
@@ -26,9 +26,9 @@ COORDINATES = jnp.zeros((N,))
 TABLE = {"table": jnp.zeros((V, D))}
 
 
-def lossless(exchange, capacity=1.0, rows=True):
+def lossless(exchange, max_density=1.0, rows=True):
     return sparsejax.sparsify(
-        sparsifiers.nonzero(capacity, rows=rows),
+        sparsifiers.nonzero(max_density, rows=rows),
         exchange=exchange,
         memory=memories.none(),
     )
@@ -156,10 +156,15 @@ def test_nan_is_not_zero(method):
     chooser = sparsifiers.nonzero(0.5)
 
     def mean(vector):
-        step = jnp.zeros((), jnp.int32)
-        payload, _ = chooser.select(vector, (), step, workers, layout)
-        payload = payload._replace(dropped=jnp.zeros((), jnp.bool_))
-        return exchange.apply(vector, payload, (), step, workers, layout)[0].mean
+        step = Step(
+            jnp.zeros((), jnp.int32),
+            workers,
+            layout,
+            support=chooser.support,
+            lossless=chooser.lossless,
+        )
+        choice, _ = chooser.select(vector, (), step)
+        return exchange.apply(vector, choice, (), step)[0].mean
 
     drawn = np.zeros((4, N), np.float32)
     drawn[2, [0, 17, N - 1]] = [np.nan, 5, np.inf]
@@ -172,8 +177,7 @@ def test_nan_is_not_zero(method):
 
 @every_method
 def test_overflow_gives_the_dense_mean(method):
-    small = {"capacity": 0.02}
-    tx = METHODS[method](**small)
+    tx = METHODS[method](max_density=0.02)
     made = trainer(tx, COORDINATES)
     rng = np.random.default_rng(6)
     params, state = made.start()
@@ -190,7 +194,7 @@ def test_overflow_gives_the_dense_mean(method):
         assert (report.sent == N) == overflows
 
 
-def test_one_worker_beyond_its_capacity_makes_the_step_dense():
+def test_one_worker_beyond_its_slots_makes_the_step_dense():
     tx = sparsejax.simulate(sparsejax.zen(0.05), workers=4)
     drawn = np.zeros((4, N), np.float32)
     drawn[3, : N // 2] = 1
@@ -203,14 +207,11 @@ def test_one_worker_beyond_its_capacity_makes_the_step_dense():
 def top_k(k):
     """A small overlapping sparsifier: the k largest magnitudes of each worker."""
 
-    def select(vector, state, step, workers, layout):
+    def select(vector, state, step):
         _, found = jax.lax.top_k(jnp.abs(vector), k)
-        indices = jnp.sort(found)
-        return Payload(indices, vector[indices], jnp.asarray(k), jnp.zeros(())), state
+        return Choice(jnp.sort(found), jnp.asarray(k), jnp.zeros(())), state
 
-    return Sparsifier(
-        lambda layout, count: (), select, lambda state, *_: state, "overlapping"
-    )
+    return Sparsifier(select, "overlapping")
 
 
 def _topk_stream(dtype):
@@ -229,7 +230,7 @@ def _topk_stream(dtype):
         (exchanges.hashed_owners(), 700, False),
         (exchanges.hashed_owners(densification=1.0), 30, True),
         (exchanges.recursive_doubling(), 30, False),
-        (exchanges.recursive_doubling(capacity=0.01), 30, True),
+        (exchanges.recursive_doubling(max_density=0.01), 30, True),
     ],
     ids=["hashed", "hashed dense", "hashed overflow", "doubling", "doubling overflow"],
 )
@@ -266,19 +267,19 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_the_pull_is_exact(name):
-    shape, capacity, densification, density = FORMS[name]
+    shape, max_density, densification, density = FORMS[name]
     units = shape[0]
     sizes = sizes_of(
         _owners.permutation(),
         units,
-        math.ceil(capacity * units),
+        math.ceil(max_density * units),
         math.prod(shape[1:]),
         WORKERS,
         None,
         densification,
     )
     assert sizes.form == name.split()[0]
-    tx = sparsejax.zen(capacity, densification=densification)
+    tx = sparsejax.zen(max_density, densification=densification)
     tx = sparsejax.simulate(tx, workers=WORKERS)
     state = tx.init(jnp.zeros(shape))
     rng = np.random.default_rng(8)
@@ -323,8 +324,8 @@ def _simulated(method, shape, workers):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"capacity": 0.0}, "capacity: got 0.0"),
-        ({"capacity": 1.5}, "capacity: got 1.5"),
+        ({"max_density": 0.0}, "max_density: got 0.0"),
+        ({"max_density": 1.5}, "max_density: got 1.5"),
         ({"densification": 0.5}, "densification: got 0.5"),
         ({"owners": "contiguous"}, "owners: got 'contiguous'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 import sparsejax
 from sparsejax.exchanges.sums import _owners
-from sparsejax.exchanges.sums._hashed_owners import sizes_of
+from sparsejax.exchanges.sums._sizes import sizes_of
 from sparsejax.vectors import _bits
 from tests.harness import mesh_of, trainer
 
@@ -19,10 +19,10 @@ from tests.harness import mesh_of, trainer
 @pytest.mark.parametrize("shape", [(4003,), (405, 6)], ids=["coordinates", "rows"])
 def test_bytes_equal_the_formula(workers, shape):
     """(w-1)/w of: lists for w owners, and messages of w owners with the facts."""
-    capacity, units = 0.02, shape[0]
+    max_density, units = 0.02, shape[0]
     width = math.prod(shape[1:])
-    slots = math.ceil(capacity * units)
-    tx = sparsejax.zen(capacity)
+    slots = math.ceil(max_density * units)
+    tx = sparsejax.zen(max_density)
     params = jnp.zeros(shape)
     made = trainer(tx, params, mesh=mesh_of(workers))
     gradients = made.shard(jnp.zeros((workers, *shape)))
@@ -63,7 +63,7 @@ def test_pull_form_follows_bytes():
 
     def at(density):
         slots = math.ceil(density * 2_000_000)
-        return form(slots=slots, capacity=None, densification=1.0).form
+        return form(slots=slots, max_density=None, densification=1.0).form
 
     assert [at(d) for d in (0.001, 0.02, 0.05, 0.5, 0.99)] == [
         "indices", "indices", "bitmap", "bitmap", "dense",

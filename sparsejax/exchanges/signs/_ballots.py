@@ -1,4 +1,4 @@
-"""How everybody learns everybody's signs: gathered as bits, or summed in bit fields."""
+"""Everybody's signs for everybody: gathered as bits, or summed in bit fields."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def count(
 
 
 def cheaper_route(n: int, worker_count: int) -> str:
-    """ "sum" or "gather": by which a worker receives fewer bytes. Static."""
+    """ "sum" or "gather", by which a worker receives fewer bytes. Static."""
     by_sum = 2 / worker_count * -(-n // _fields_per_word(worker_count))
     by_gather = -(-n // _bits.WORD)
     # Where they are equal, the sum needs no pass over the bits of each worker.

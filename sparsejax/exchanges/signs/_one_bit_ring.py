@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax._report import whole_report, zero_report
+from sparsejax._checks import check_period, check_scale, check_seed
+from sparsejax._report import whole_report
 from sparsejax.exchanges.signs import _merge, _ring, _step_size
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.placement._markers import PerWorker
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class OneBitDetails(NamedTuple):
-    """What `Report.details` holds. Replicated.
+    """`Report.details` of `one_bit_ring`. Replicated.
 
     Attributes:
       scale: Float[], the step size of the signs.
-      compensation: Float[], root mean square, over workers and coordinates, of what
-        was kept from the steps before.
+      compensation: Float[], root mean square, over workers and coordinates, of the
+        residual that came in.
       full: Bool[], whether whole vectors were averaged in this step.
     """
 
@@ -37,8 +38,8 @@ class OneBitState(NamedTuple):
 
     Attributes:
       key: UInt32[2], from the seed.
-      size: what is known about the gradients' magnitude.
-      kept: PerWorker(Float[]), mean square of what was left in the last step.
+      size: a running mean of the gradients' magnitude, as long as no scale is given.
+      kept: PerWorker(Float[]), mean square of `Delivery.left` in the last step.
     """
 
     key: UInt32[Array, " 2"]
@@ -52,9 +53,9 @@ def one_bit_ring(
     """Every coordinate moves by `scale` in the direction of a random worker's sign.
 
     On average over the random bits that is `scale` times the mean of the workers'
-    signs. All of a worker's vector counts as delivered but for the difference: `left =
-    vector - update`. Where `step mod period = 0` the update is the mean of the whole
-    vectors instead, and nothing is left.
+    signs. The difference to a worker's vector stays with the worker: `left = vector -
+    update`. Where `step mod period = 0` the update is the mean of the whole vectors
+    instead, and nothing is left.
 
     In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words, half of them
     in w - 1 hops around the ring and half in an all-gather, and with the latter three
@@ -67,6 +68,11 @@ def one_bit_ring(
         gradients, before the memory adds to them, as a running mean.
       seed: of the random bits.
 
+    Raises:
+      TypeError: if `period`, `scale` or `seed` is neither a number nor None.
+      ValueError: if `period` is below 1, `scale` not positive and finite, or `seed`
+        negative.
+
     Example:
       >>> import sparsejax
       >>> tx = sparsejax.sparsify(
@@ -75,6 +81,9 @@ def one_bit_ring(
       ...     memory=sparsejax.memories.error_feedback(),
       ... )
     """
+
+    period, scale, seed = check_period(period), check_scale(scale), check_seed(seed)
+    follows = scale is None
 
     def init(layout, worker_count):
         del layout, worker_count
@@ -86,18 +95,20 @@ def one_bit_ring(
 
     def measured(state, facts):
         """The running mean and the step size after the facts [w, 3] of a step."""
+        if not follows:
+            return state.size, jnp.asarray(scale, jnp.float32)
         size = _step_size.follow(state.size, jnp.mean(facts[:, 0]))
-        found = _step_size.rms(size) if scale is None else scale
-        return size, jnp.asarray(found, jnp.float32)
+        return size, _step_size.rms(size)
 
-    def apply(vector, payload, state, step, workers, layout):
-        n, count = vector.shape[0], workers.count()
+    def apply(vector, choice, state, step):
+        del choice
+        n, workers, layout = step.n, step.workers, step.layout
 
         def whole(vector, facts):
-            mine = jnp.arange(count, dtype=jnp.int32) == workers.index()
+            mine = jnp.arange(step.w, dtype=jnp.int32) == step.rank
             rows = jnp.where(mine[:, None], facts[None], 0)
             total, facts = workers.sum((vector, rows))
-            mean = total / count
+            mean = total / step.w
             update = layout.round_all(mean)
             left = workers.localize(mean - update)
             return update, left, facts, *measured(state, facts)
@@ -107,24 +118,20 @@ def one_bit_ring(
                 _bits.pack_whole(vector >= 0),
                 jax.lax.bitcast_convert_type(facts, jnp.uint32),
                 workers,
-                _merge.fold_in(state.key, step),
+                _merge.fold_in(state.key, step.index),
             )
             facts = jax.lax.bitcast_convert_type(rows, jnp.float32)
             size, found = measured(state, facts)
             update = layout.round_all(jnp.where(_bits.unpack(words, n), found, -found))
             return update, vector - update, facts, size, found
 
-        facts = jnp.stack(
-            [
-                workers.localize(fact.astype(jnp.float32))
-                for fact in (
-                    payload.gradient_square,
-                    state.kept.per_worker,
-                    payload.dropped,
-                )
-            ]
-        )
-        full = jnp.asarray(False) if period is None else step % period == 0
+        square = step.mean_square() if follows else 0.0
+        facts = [
+            jnp.asarray(fact, jnp.float32)
+            for fact in (square, state.kept.per_worker, step.dropped)
+        ]
+        facts = jnp.stack(workers.localize(facts))
+        full = jnp.asarray(False) if period is None else step.index % period == 0
         if period is None:
             outcome = one_bit(vector, facts)
         elif period == 1:
@@ -138,16 +145,10 @@ def one_bit_ring(
         new = OneBitState(state.key, size, PerWorker(kept))
         return Delivery(update, None, left, report), new
 
-    def report(layout, worker_count):
+    def details(layout, worker_count):
+        del layout, worker_count
         zero = jnp.zeros((), jnp.float32)
-        details = OneBitDetails(zero, zero, jnp.asarray(False))
-        return zero_report(worker_count, details)
+        return OneBitDetails(zero, zero, jnp.asarray(False))
 
-    return Exchange(
-        init,
-        apply,
-        report,
-        frozenset({"everything"}),
-        "one_bit_ring",
-        needs_gradient_square=True,
-    )
+    accepts = frozenset({"everything"})
+    return Exchange(apply, accepts, "one_bit_ring", init=init, details=details)

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax._report import whole_report, zero_report
+from sparsejax._checks import check_choice, check_scale
+from sparsejax._report import whole_report
 from sparsejax.exchanges.signs import _ballots, _step_size
-from sparsejax.parts import Delivery, Exchange
+from sparsejax.parts import Delivery, Exchange, Step
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Bool, Float, UInt32
 
 _RULES = ("majority", "mean")
 _ROUTES = ("gather", "sum")
 
 
 class SignDetails(NamedTuple):
-    """What `Report.details` holds. Replicated.
+    """`Report.details` of `packed_signs`. Replicated.
 
     Attributes:
       scale: Float[], the step size of the signs; with the rule "mean", that of the
@@ -42,8 +43,8 @@ def packed_signs(
       opposite order: with an even number of workers the votes for a coordinate that is
       0 on all of them cancel.
     - "mean": `update = (1/w) sum_r m_r sign(u_r)` with `m_r` the mean of `|u_r|`, and
-      sign(0) = +1 and `m_r` rounded to eight significant bits. What is left of `u_r` is
-      `u_r - m_r sign(u_r)`.
+      sign(0) = +1 and `m_r` rounded to eight significant bits. The rest of `u_r`,
+      `u_r - m_r sign(u_r)`, is left.
 
     The signs travel in one of two ways. "gather": everybody receives everybody's packed
     bits, `(w-1) n / 8` bytes. "sum": every sign has a field of `b = ceil(log2(w+1))`
@@ -55,11 +56,13 @@ def packed_signs(
       rule: "majority" or "mean".
       scale: step size of the majority's signs; None for the root mean square of the
         workers' gradients, before a memory adds to them, as a running mean.
-      route: "gather" or "sum" for the majority; None for what receives fewer bytes.
+      route: "gather" or "sum" for the majority; None for the one that receives fewer
+        bytes.
 
     Raises:
-      ValueError: for an unknown rule or route, or for the mean by the route "sum": each
-        worker has a factor of its own.
+      TypeError: if `scale` is neither a number nor None.
+      ValueError: if `scale` is not positive and finite, for an unknown rule or route,
+        or for the mean by the route "sum": each worker has a factor of its own.
 
     Example:
       >>> import sparsejax
@@ -69,10 +72,10 @@ def packed_signs(
       ...     memory=sparsejax.memories.error_feedback(),
       ... )
     """
-    if rule not in _RULES:
-        raise ValueError(f"rule: got {rule!r}, expected one of {_RULES}.")
-    if route is not None and route not in _ROUTES:
-        raise ValueError(f"route: got {route!r}, expected one of {_ROUTES}, or None.")
+    check_choice("rule", rule, _RULES)
+    if route is not None:
+        check_choice("route", route, _ROUTES)
+    scale = check_scale(scale)
     if rule == "mean" and route == "sum":
         raise ValueError(
             "route: signs of the rule 'mean' have another factor on each worker, so "
@@ -84,72 +87,65 @@ def packed_signs(
         del layout, worker_count
         return _step_size.start() if follows else ()
 
-    def majority(vector, payload, state, step, workers, layout):
-        turn = (step + workers.index()) % 2 == 0
+    def majority(vector, state, step):
+        turn = (step.index + step.rank) % 2 == 0
         flags = (vector > 0) | ((vector == 0) & turn)
-        square = payload.gradient_square if follows else jnp.zeros((), jnp.float32)
+        square = step.mean_square() if follows else jnp.zeros((), jnp.float32)
         counts, facts = _ballots.count(
             flags,
-            _facts(square, payload.dropped, workers),
-            workers,
-            route or _ballots.cheaper_route(vector.shape[0], workers.count()),
+            _facts(square, step),
+            step.workers,
+            route or _ballots.cheaper_route(step.n, step.w),
         )
         squares, dropped = _unpack_facts(facts)
         if follows:
             state = _step_size.follow(state, jnp.mean(squares))
         size = jnp.asarray(_step_size.rms(state) if follows else scale, jnp.float32)
-        votes = jnp.sign(2 * counts - workers.count())
-        update = layout.round_all(size * votes.astype(jnp.float32))
-        left = workers.localize(jnp.zeros_like(vector))
+        votes = jnp.sign(2 * counts - step.w)
+        update = step.layout.round_all(size * votes.astype(jnp.float32))
+        left = step.workers.localize(jnp.zeros_like(vector))
         return update, left, dropped, size, state
 
-    def mean(vector, payload, state, step, workers, layout):
-        del step
-        n, flags = vector.shape[0], vector >= 0
-        # A sum of huge numbers saturates; what it leaves out stays in the residual.
+    def mean(vector, state, step):
+        n, flags = step.n, vector >= 0
+        # A sum of huge numbers saturates; the rest stays in the residual.
         total = jnp.minimum(jnp.sum(jnp.abs(vector)), jnp.finfo(jnp.float32).max)
         factor = _step_size.coarse(total / max(n, 1))
-        facts = _facts(factor, payload.dropped, workers)
-        words, facts = _ballots.gather(flags, facts, workers)
+        words, facts = _ballots.gather(flags, _facts(factor, step), step.workers)
         factors, dropped = _unpack_facts(facts)
         # Twice the positive part less the sum of all: the others count negative.
         positive = _ballots.weigh(words, factors, n)
-        average = (2 * positive - jnp.sum(factors)) / workers.count()
-        update = layout.round_all(average)
+        average = (2 * positive - jnp.sum(factors)) / step.w
+        update = step.layout.round_all(average)
         sent = jnp.where(flags, factor, -factor)
         left = (vector - sent) + (average - update)
         return update, left, dropped, jnp.mean(factors), state
 
-    def apply(vector, payload, state, step, workers, layout):
+    def apply(vector, choice, state, step):
+        del choice
         combine = majority if rule == "majority" else mean
-        update, left, dropped, size, state = combine(
-            vector, payload, state, step, workers, layout
-        )
-        report = whole_report(vector.shape[0], dropped, SignDetails(size))
+        update, left, dropped, size, state = combine(vector, state, step)
+        report = whole_report(step.n, dropped, SignDetails(size))
         return Delivery(update, None, left, report), state
 
-    def report(layout, worker_count):
-        details = SignDetails(jnp.zeros((), jnp.float32))
-        return zero_report(worker_count, details)
+    def details(layout, worker_count):
+        del layout, worker_count
+        return SignDetails(jnp.zeros((), jnp.float32))
 
-    return Exchange(
-        init,
-        apply,
-        report,
-        frozenset({"everything"}),
-        "packed_signs",
-        needs_gradient_square=follows,
-    )
+    accepts = frozenset({"everything"})
+    return Exchange(apply, accepts, "packed_signs", init=init, details=details)
 
 
-def _facts(magnitude, dropped, workers):
-    """UInt32[2], per worker: what else everybody should know."""
-    facts = (magnitude.astype(jnp.float32), dropped.astype(jnp.float32))
-    facts = jnp.stack([workers.localize(fact) for fact in facts])
+def _facts(magnitude: Float[Array, ""], step: Step) -> UInt32[Array, " 2"]:
+    """The magnitude and whether this worker is dropped, as bits. Per worker."""
+    facts = [jnp.asarray(fact, jnp.float32) for fact in (magnitude, step.dropped)]
+    facts = jnp.stack(step.workers.localize(facts))
     return jax.lax.bitcast_convert_type(facts, jnp.uint32)
 
 
-def _unpack_facts(rows):
-    """(Float[w], Bool[w]) of UInt32[w, 2], replicated."""
+def _unpack_facts(
+    rows: UInt32[Array, "w 2"],
+) -> tuple[Float[Array, " w"], Bool[Array, " w"]]:
+    """All workers' magnitudes, and who is dropped. Replicated."""
     facts = jax.lax.bitcast_convert_type(rows, jnp.float32)
     return facts[:, 0], facts[:, 1] > 0

@@ -26,7 +26,7 @@ def random_signs(
 
     Each bit of the result has the mean of the workers' bits as its expectation. In a
     ring of w workers, each segment of the words visits all of them in w - 1 hops and is
-    merged with the bits that it finds; an all-gather of the finished segments follows.
+    merged with the bits of each; an all-gather of the finished segments follows.
     Over a tuple of axes, the segments that are finished along the last axis go on along
     the axis before it: a torus of R x C workers takes R + C - 2 hops.
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax.vectors._ratio import ratio
+
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
@@ -27,12 +29,12 @@ class StepSize(NamedTuple):
 
 
 def start() -> StepSize:
-    """Nothing measured so far."""
+    """Before the first measurement."""
     return StepSize(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
 
 def follow(size: StepSize, mean_square: Float[Array, ""]) -> StepSize:
-    """Takes in the mean square of one more step; passes over one that overflowed."""
+    """Takes in the mean square of one more step, unless it overflowed."""
     known = jnp.isfinite(mean_square)
     square = _MEMORY * size.square + (1 - _MEMORY) * jnp.where(known, mean_square, 0.0)
     weight = _MEMORY * size.weight + (1 - _MEMORY)
@@ -43,15 +45,14 @@ def follow(size: StepSize, mean_square: Float[Array, ""]) -> StepSize:
 
 def rms(size: StepSize) -> Float[Array, ""]:
     """The root mean square, coarse; 0 before the first step."""
-    mean = size.square / jnp.where(size.weight > 0, size.weight, 1.0)
-    return coarse(jnp.sqrt(mean))
+    return coarse(jnp.sqrt(ratio(size.square, size.weight)))
 
 
 def coarse(size: Float[Array, ""]) -> Float[Array, ""]:
     """`size` with the eight significant bits of a bfloat16.
 
     A step size needs no more. Sums over n coordinates differ in their last bits from
-    one program to another, which a sign near 0 would make into a whole step: rounded,
+    one program to another, which a sign near 0 would make into a whole step. Rounded,
     they are the same number under `simulate` as on devices, but for rare ties.
     """
     return jax.lax.reduce_precision(size, exponent_bits=8, mantissa_bits=7)

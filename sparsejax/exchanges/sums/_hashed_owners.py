@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax._report import zero_report
+from sparsejax import _xla
+from sparsejax._checks import check_choice
 from sparsejax._workers import vary_like
-from sparsejax._xla import insert, late_zeros
-from sparsejax.exchanges._dense import deliver_all
+from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
+from sparsejax.exchanges._units import Units
 from sparsejax.exchanges.sums import _owners
+from sparsejax.exchanges.sums._sizes import Sizes, check_sizes, sizes_of
 from sparsejax.exchanges.sums._sparse_sum import (
     Facts,
-    check_sizes,
+    counts_contributors,
     deliver_sum,
-    densified,
-    ratio,
-    units_of,
 )
-from sparsejax.parts import Exchange, no_state
+from sparsejax.parts import Exchange, Step
 from sparsejax.vectors import _bits, _codec
+from sparsejax.vectors._ratio import ratio
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float
-
-# With a well-mixed map, the longest of w lists exceeds its mean m / w by a factor of
-# more than 1 + sqrt(c w ln(w) / m) with probability below 1 / w: among all workers'
-# lists for c = 9, among the owners for c = 6 (Wang et al.).
-_PUSH_SLACK, _PULL_SLACK = 9, 6
+    from jaxtyping import Array, Bool, Float, Int
 
 
 class HashedOwnersDetails(NamedTuple):
-    """What `Report.details` holds. Replicated.
+    """`Report.details` of `hashed_owners`. Replicated.
 
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
@@ -45,7 +39,7 @@ class HashedOwnersDetails(NamedTuple):
         lists, at worst; at least 1.
       pull_imbalance: Float[], the most non-zero sums of an owner over the mean.
       overflow: Bool[], whether something did not fit, so that the step was dense.
-        Imbalances are then those of what was tried.
+        Imbalances are then those of the attempt.
     """
 
     density_before: Float[Array, ""]
@@ -56,66 +50,32 @@ class HashedOwnersDetails(NamedTuple):
     overflow: Bool[Array, ""]
 
 
-class Sizes(NamedTuple):
-    """Static sizes of the messages of a step.
+class _Plan(NamedTuple):
+    """Which units go where in a step, and in messages of which sizes.
 
     Attributes:
-      area: places of an owner.
-      push: slots of a list.
-      pull: slots for the non-zero sums of an owner.
-      form: how those are sent: "indices", "bitmap" or "dense".
+      owners: the map from units to them.
+      units: static.
+      sizes: static.
+      worker_count: static, w.
+      key: Int32[], replicated: the step, so that a support that overflows in one step
+        does not overflow in all of them.
     """
 
-    area: int
-    push: int
-    pull: int
-    form: str
-
-
-def sizes_of(
-    owners: _owners.OwnerMap,
-    units: int,
-    slots: int,
-    width: int,
-    worker_count: int,
-    capacity: float | None,
-    densification: float | None,
-) -> Sizes:
-    """The sizes for `slots` payload slots among `units` units of `width` values."""
-    expected = slots
-    if capacity is not None:
-        expected = max(1, min(slots, math.ceil(capacity * units)))
-    area = owners.size(units, worker_count)
-    push = min(expected, _even(expected, worker_count, _PUSH_SLACK))
-    growth = densified(expected / units, worker_count, densification, worker_count)
-    total = min(units, worker_count * expected, math.ceil(growth * expected))
-    pull = min(area, worker_count * push, _even(total, worker_count, _PULL_SLACK))
-    return Sizes(area, push, pull, _form(owners, area, pull, width))
-
-
-def _even(total: int, worker_count: int, slack: int) -> int:
-    """Slots that hold the largest of `worker_count` shares of `total`, very likely."""
-    spread = math.sqrt(slack * worker_count * math.log(worker_count) / total)
-    return math.ceil((1 + spread) * total / worker_count)
-
-
-def _form(owners: _owners.OwnerMap, area: int, pull: int, width: int) -> str:
-    """The form of the owners' messages with the fewest bytes."""
-    value = 4 * width
-    bytes_of = {"indices": _codec.plain(pull, area).size + pull * value}
-    if owners.dense:
-        bytes_of["bitmap"] = 4 * -(-area // _bits.WORD) + pull * value
-        bytes_of["dense"] = area * value
-    return min(bytes_of, key=lambda form: bytes_of[form])
+    owners: _owners.OwnerMap
+    units: Units
+    sizes: Sizes
+    worker_count: int
+    key: Int[Array, ""]
 
 
 def hashed_owners(
     *,
-    capacity: float | None = None,
+    max_density: float | None = None,
     densification: float | None = None,
     owners: str = "permutation",
 ) -> Exchange:
-    """Every coordinate has an owner, who sums what all workers have there.
+    """Every coordinate has an owner, who sums all workers' values of it.
 
     1. Push: each worker sorts its non-zeros by owner and sends each owner its list
        (all-to-all).
@@ -125,10 +85,10 @@ def hashed_owners(
        whichever has the fewest bytes. The facts of the report ride along.
 
     A hash picks owners, so that they share the work evenly wherever the non-zeros lie;
-    it is keyed by the step, so that a support that overflows once does not do so for
-    ever. Messages have fixed sizes: if anything does not fit anywhere, all workers
-    agree to average densely in this step, and the report says so. The update is the
-    same in either case.
+    the step is its key, so that a support that overflows in one step does not overflow
+    in all of them. Messages have fixed sizes: if anything does not fit anywhere, all
+    workers agree to average densely in this step, and the report says so. The update is
+    the same in either case.
 
     Received per worker, for d non-zeros per coordinate, growing g times in the sum:
     `(w-1)/w (2 d + g d + 1/32)` of 4 n bytes with 32-bit indices and a bitmap, and in
@@ -136,19 +96,20 @@ def hashed_owners(
     index stands for a row.
 
     Args:
-      capacity: the largest density of a worker's vector that has to fit, in (0, 1]; by
-        default as many as the sparsifier sends.
-      densification: how many times denser the sum is than one vector, from 1 to w, as
-        which more counts; by default as for independent supports, `(1 - (1-d)^w) / d`.
+      max_density: the largest density of a worker's vector that has to fit, in (0, 1];
+        by default the sparsifier's slots.
+      densification: how many times denser the sum is than one vector, in [1, w]; larger
+        values are taken as w. By default as for independent supports,
+        `(1 - (1-d)^w) / d`.
       owners: "permutation", which ranks by owner, or "hierarchical_hash", which fills
         tables as in the paper and needs a whole vector at each owner.
 
     Returns:
-      An exchange for overlapping and disjoint choices, of coordinates or rows.
+      An exchange for all choices, of coordinates or rows.
 
     Raises:
-      TypeError: if `capacity` or `densification` is not a number.
-      ValueError: if `capacity` is outside (0, 1], `densification` below 1 or not
+      TypeError: if `max_density` or `densification` is not a number.
+      ValueError: if `max_density` is outside (0, 1], `densification` below 1 or not
         finite, or `owners` unknown.
 
     Example:
@@ -164,100 +125,106 @@ def hashed_owners(
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).
     """
-    capacity, densification = check_sizes(capacity, densification)
-    if owners not in _owners.MAPS:
-        raise ValueError(
-            f"owners: got {owners!r}, expected one of {sorted(_owners.MAPS)}."
-        )
-    mapping = _owners.MAPS[owners]()
+    max_density, densification = check_sizes(max_density, densification)
+    check_choice("owners", owners, tuple(sorted(_owners.MAPS)))
+    owner_map = _owners.MAPS[owners]()
 
-    def apply(vector, payload, state, step, workers, layout):
-        n, count = vector.shape[0], workers.count()
-        if payload.indices is None or not payload.indices.size:
-            whole = _whole_details()
-            return deliver_all(vector, payload.dropped, workers, layout, whole), state
-        units, shape = units_of(n, payload.values)
+    def apply(vector, choice, state, step):
+        units = Units.of(choice, step.n)
         sizes = sizes_of(
-            mapping,
-            units,
-            payload.indices.size,
-            math.prod(shape),
-            count,
-            capacity,
+            owner_map,
+            units.number,
+            choice.indices.size,
+            units.size,
+            step.w,
+            max_density,
             densification,
         )
-        counted = payload.complete is True and not layout.exact
+        plan = _Plan(owner_map, units, sizes, step.w, step.index)
+        values = units.values(vector, choice.indices)
 
-        lists = mapping.split(payload.indices, units, count, sizes.push, step)
-        received = _push(payload, lists, mapping, units, sizes, workers)
-        sums, contributors = _add_up(*received, sizes.area, counted)
+        lists = owner_map.split(
+            choice.indices, units.number, plan.worker_count, sizes.push, plan.key
+        )
+        places, received = _push(choice.indices, values, lists, plan, step)
+        sums, contributors = _add_up(
+            places, received, sizes.area, counts_contributors(step)
+        )
 
         flags = jnp.any(sums.reshape(sizes.area, -1) != 0, axis=1)
         owned = jnp.sum(flags, dtype=jnp.int32)
-        body = _encode(sums / count, contributors, flags, sizes)
+        body = _encode(sums / plan.worker_count, contributors, flags, sizes)
         longest = jnp.max(lists.counts)
         pushed = jnp.sum(lists.counts, dtype=jnp.int32)
-        failed = (
-            lists.failed
-            | (longest > sizes.push)
-            | (owned > sizes.pull)
-            | jnp.logical_not(payload.complete)
-        )
-        facts = Facts(payload.demand, payload.threshold, payload.dropped, failed)
+        failed = lists.failed | (longest > sizes.push) | (owned > sizes.pull)
+        facts = Facts.of(choice, failed, step)
         message = (facts, (longest, pushed, owned), body)
-        gathered = workers.gather(_codec.pack(message))
+        gathered = step.workers.gather(_codec.pack(message))
         facts, (longest, pushed, owned), body = _codec.unpack(gathered, message)
-        after = jnp.sum(owned, dtype=jnp.int32)
+        tried = jnp.sum(owned, dtype=jnp.int32)
 
-        def decode():
-            return _decode(body, mapping, units, shape, count, step, sizes, after)
-
-        tried = after
-
-        def details(before, after, overflow):
+        def report(before, after, overflow):
             return HashedOwnersDetails(
                 before,
                 after,
                 ratio(after, before),
-                jnp.max(ratio(longest, pushed)) * count,
-                ratio(jnp.max(owned), tried) * count,
+                jnp.max(ratio(longest, pushed)) * plan.worker_count,
+                ratio(jnp.max(owned), tried) * plan.worker_count,
                 overflow,
             )
 
         delivery = deliver_sum(
-            vector, payload, facts, decode, after, details, workers, layout
+            vector,
+            choice,
+            values,
+            facts,
+            lambda: _decode(body, plan, tried),
+            tried,
+            report,
+            step,
         )
         return delivery, state
 
-    def report(layout, worker_count):
-        zero = jnp.zeros((), jnp.float32)
-        details = HashedOwnersDetails(*[zero] * 5, jnp.zeros((), jnp.bool_))
-        return zero_report(worker_count, details)
-
-    accepts = frozenset({"disjoint", "overlapping"})
-    return Exchange(no_state, apply, report, accepts, "hashed_owners")
-
-
-def _whole_details():
-    one = jnp.ones((), jnp.float32)
-    return HashedOwnersDetails(*[one] * 5, jnp.zeros((), jnp.bool_))
+    return Exchange(
+        or_whole(apply, lambda layout, worker_count: _details(1)),
+        EVERY_SUPPORT,
+        "hashed_owners",
+        details=lambda layout, worker_count: _details(0),
+    )
 
 
-def _push(payload, lists, mapping, units, sizes, workers):
-    """All workers' lists for this one: places [w, c], values [w, c, ...]."""
-    count = workers.count()
-    indices = payload.indices.at[lists.slots].get(mode="fill", fill_value=units)
-    values = payload.values.at[lists.slots].get(mode="fill", fill_value=0)
-    area = sizes.area
-    places = jnp.where(indices < units, mapping.place(indices, count), area)
+def _details(value: float) -> HashedOwnersDetails:
+    """Details with `value` for every number, and without an overflow."""
+    number = jnp.asarray(value, jnp.float32)
+    return HashedOwnersDetails(
+        number, number, number, number, number, jnp.zeros((), jnp.bool_)
+    )
+
+
+def _push(
+    indices: Int[Array, " k"],
+    values: Float[Array, "k *D"],
+    lists: _owners.Lists,
+    plan: _Plan,
+    step: Step,
+) -> tuple[Int[Array, "w c"], Float[Array, "w c *D"]]:
+    """All workers' lists for this one: places and values. Per worker."""
+    units, area = plan.units.number, plan.sizes.area
+    indices = indices.at[lists.slots].get(mode="fill", fill_value=units)
+    values = values.at[lists.slots].get(mode="fill", fill_value=0)
+    places = jnp.where(
+        indices < units, plan.owners.place(indices, plan.worker_count), area
+    )
     message = (_codec.plain(places.size, area).encode(places), values)
-    received = workers.all_to_all(jax.vmap(_codec.pack)(message))
+    received = step.workers.all_to_all(jax.vmap(_codec.pack)(message))
     codes, values = _codec.unpack(received, jax.tree.map(lambda x: x[0], message))
     return codes.astype(jnp.int32), values
 
 
-def _add_up(places, values, area, counted):
-    """Sums [area, ...] of the lists, and how many contributed, Int32[area] or None."""
+def _add_up(
+    places: Int[Array, "w c"], values: Float[Array, "w c *D"], area: int, counted: bool
+) -> tuple[Float[Array, "area *D"], Int[Array, " area"] | None]:
+    """Sums of the lists, and how many workers contributed to each if `counted`."""
 
     # One worker's list at a time: its places are unique, so that the order of
     # additions is the workers' and the same wherever the program runs.
@@ -275,7 +242,12 @@ def _add_up(places, values, area, counted):
     return jax.lax.fori_loop(0, len(places), add, vary_like(start, values))
 
 
-def _encode(means, contributors, flags, sizes):
+def _encode(
+    means: Float[Array, "area *D"],
+    contributors: Int[Array, " area"] | None,
+    flags: Bool[Array, " area"],
+    sizes: Sizes,
+) -> tuple[Array, ...]:
     """An owner's message: non-zero means, their places, and who contributed."""
     if sizes.form == "dense":
         return (means, *_counts(contributors))
@@ -290,12 +262,15 @@ def _encode(means, contributors, flags, sizes):
     return (words, values, *_counts(contributors))
 
 
-def _counts(contributors):
+def _counts(contributors: Int[Array, " m"] | None) -> tuple[Any, ...]:
     return () if contributors is None else (contributors.astype(jnp.uint16),)
 
 
-def _decode(body, mapping, units, shape, count, step, sizes, after):
-    """The means [units, ...] of all owners' messages, and who contributed."""
+def _decode(
+    body: tuple[Array, ...], plan: _Plan, after: Int[Array, ""]
+) -> tuple[Float[Array, "u *D"], Int[Array, " u"] | None]:
+    """The means of all owners' messages, and how many workers contributed to each."""
+    units, sizes = plan.units, plan.sizes
     ranks = jnp.arange(sizes.pull, dtype=jnp.int32)
     if sizes.form == "dense":
         values, *contributors = body
@@ -307,14 +282,14 @@ def _decode(body, mapping, units, shape, count, step, sizes, after):
     else:
         codes, values, *contributors = body
         places = codes.astype(jnp.int32)
-    owner = jnp.arange(count, dtype=jnp.int32)[:, None]
-    index = mapping.unit(owner, places, count, step)
-    index = jnp.where(places < sizes.area, index, units).reshape(-1)
-    size = units * math.prod(shape)
-    means = late_zeros(size, after).reshape(units, *shape)
+    owner = jnp.arange(plan.worker_count, dtype=jnp.int32)[:, None]
+    index = plan.owners.unit(owner, places, plan.worker_count, plan.key)
+    index = jnp.where(places < sizes.area, index, units.number).reshape(-1)
+    means = units.split(_xla.late_zeros(units.n, after))
     # Each unit has one owner: indices are unique.
-    means = insert(means, index, values.reshape(-1, *shape))
+    means = _xla.insert(means, index, values.reshape(-1, *units.shape))
     if not contributors:
         return means, None
     many = contributors[0].astype(jnp.int32).reshape(-1)
-    return means, jnp.zeros((units,), jnp.int32).at[index].set(many, mode="drop")
+    counts = jnp.zeros((units.number,), jnp.int32)
+    return means, counts.at[index].set(many, mode="drop")

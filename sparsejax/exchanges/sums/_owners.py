@@ -1,9 +1,9 @@
-"""Who sums what: maps from units (coordinates, or rows) to the workers that own them.
+"""Maps from units (coordinates, or rows) to owners: the workers that sum them.
 
 Every worker computes the map by itself. It has to spread any set of units evenly, since
 messages have a fixed size. Nothing here communicates.
 
-Shapes: `u` units, `w` workers, `k` payload slots, `c` slots in a list.
+Shapes: `u` units, `w` workers, `k` slots of a choice, `c` slots of a list.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.vectors import _bits
+from sparsejax.vectors._mixing import mixed
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, UInt32
@@ -32,12 +33,12 @@ _SPREAD = 4
 
 
 class Lists(NamedTuple):
-    """This worker's payload slots, by owner. Per worker.
+    """The slots of this worker's choice, by owner. Per worker.
 
     Attributes:
-      slots: Int32[w, c], empty places hold `k`.
+      slots: Int32[w, c], numbers of slots; empty places hold `k`.
       counts: Int32[w], how many belong to each owner, whether they fit or not.
-      failed: Bool[], whether some were lost in another way than by `c`.
+      failed: Bool[], whether some were lost before they were listed.
     """
 
     slots: Int[Array, "w c"]
@@ -46,14 +47,14 @@ class Lists(NamedTuple):
 
 
 class OwnerMap(NamedTuple):
-    """A map from units to owners, and to places in what an owner holds.
+    """A map from units to owners, and to places at an owner.
 
     Attributes:
       split: `(indices [k], units, worker_count, length, key []) -> Lists` with
         `c = length`. Empty slots of `indices` hold `units`.
       size: `(units, worker_count) -> int`, static: places of an owner.
       place: `(indices, worker_count) -> Int32`, at its owner, of each unit.
-      unit: `(owner, place, worker_count, key []) -> Int32`, what is there.
+      unit: `(owner, place, worker_count, key []) -> Int32`, the unit at that place.
       dense: whether an owner owns all of its places: then it can send a bitmap of
         them, or all of their values.
     """
@@ -68,20 +69,11 @@ class OwnerMap(NamedTuple):
 def mix(
     x: Int[Array, " *shape"], key: Int[Array, ""] | int
 ) -> UInt32[Array, " *shape"]:
-    """A well-mixed hash UInt32[...] of `x` under `key`.
-
-    References:
-      Appleby, MurmurHash3: the finaliser of the 32-bit variant, public domain.
-    """
+    """A well-mixed hash UInt32[...] of `x` under `key`."""
     key = jnp.asarray(key).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
     x = x.astype(jnp.uint32)
     # Twice: a key that is only added in front would shift the same sequence.
-    for _ in range(2):
-        x = x ^ key
-        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-        x = x ^ (x >> 16)
-    return x
+    return mixed(mixed(x, key), key)
 
 
 def _below(hashed: UInt32[Array, " *shape"], bound: int) -> Int[Array, " *shape"]:
@@ -96,8 +88,8 @@ def permutation() -> OwnerMap:
 
         owner(x) = (x mod w + hash(x // w)) mod w,    place(x) = x // w.
 
-    The inverse is as simple, an owner has exactly L places and no lists of them are
-    kept. Units of different groups have independent owners and those of one group
+    The inverse is as simple, and an owner has exactly L places, of which it keeps no
+    list. Units of different groups have independent owners and those of one group
     different ones, so that loads are at least as even as with an ideal hash function.
     Ascending units have ascending places.
     """
@@ -121,15 +113,15 @@ def permutation() -> OwnerMap:
 
 
 def hierarchical_hash() -> OwnerMap:
-    """Lists made by hashing into tables, as published, in place of ranking.
+    """Lists made by hashing into tables, as published, instead of by ranking.
 
     `h0` picks the owner of a unit. Each worker has a table per owner of about twice
-    the non-zeros that it will hold. Those without a place try one that the next of
-    three hash functions picks, and read back whether they got it; the last ones are
-    ranked into a serial area. The tables' occupied places are what is sent, and a step
-    in which that area is too small is a dense one.
+    the non-zeros that fall to the owner. Those without a place try one that the next of
+    three hash functions picks, and read back whether they got the place; the last ones
+    are ranked into a serial area. The tables' occupied places are sent, and a step in
+    which that area is too small is a dense one.
 
-    Owners add up into a whole vector, as they hold no list of what they own.
+    Owners add up into a whole vector, as they hold no list of their own units.
 
     References:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
@@ -181,7 +173,7 @@ def _lists(owner: Int[Array, " k"], worker_count: int, length: int) -> Lists:
 def _compact(
     flags: Bool[Array, "w k"], length: int
 ) -> tuple[Int[Array, "w c"], Int[Array, " w"]]:
-    """Where each row of `flags` is set, empty slots `k`; and how often."""
+    """Where each row of `flags` is set, empty slots `k`; and at how many places."""
     k = flags.shape[1]
     words = jax.vmap(_bits.pack)(flags)
     counts = jnp.sum(_bits.popcount(words), axis=1, dtype=jnp.int32)

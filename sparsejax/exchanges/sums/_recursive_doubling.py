@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax._report import zero_report
-from sparsejax._workers import vary_like
-from sparsejax._xla import insert, late_zeros
-from sparsejax.exchanges._dense import deliver_all
+from sparsejax import _xla
+from sparsejax._workers import Workers
+from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
+from sparsejax.exchanges._units import Units
+from sparsejax.exchanges.sums._sizes import check_sizes, lengths
+from sparsejax.exchanges.sums._sparse_list import SparseList, merge
 from sparsejax.exchanges.sums._sparse_sum import (
     Facts,
-    check_sizes,
+    counts_contributors,
     deliver_sum,
-    densified,
-    ratio,
-    units_of,
 )
-from sparsejax.parts import Exchange, no_state
+from sparsejax.parts import Exchange
 from sparsejax.vectors import _codec
+from sparsejax.vectors._ratio import ratio
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Bool, Float, Int
-
-# Room for the size of a union to exceed its expectation, in standard deviations of a
-# Poisson number, which is an upper bound for independent supports.
-_SIGMAS = 4
+    from jaxtyping import Array, Bool, Float
 
 
 class RecursiveDoublingDetails(NamedTuple):
-    """What `Report.details` holds. Replicated.
+    """`Report.details` of `recursive_doubling`. Replicated.
 
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
@@ -48,45 +43,8 @@ class RecursiveDoublingDetails(NamedTuple):
     overflow: Bool[Array, ""]
 
 
-class _List(NamedTuple):
-    """A sparse vector: ascending indices [m], empty slots `u`, at the end.
-
-    Attributes:
-      indices: Int32[m].
-      values: Float[m, ...].
-      many: Int32[m], how many workers contributed; () where nobody asks.
-      lost: Bool[], whether entries were lost for want of slots.
-    """
-
-    indices: Int[Array, " m"]
-    values: Float[Array, " m *D"]
-    many: Int[Array, " m"] | tuple[()]
-    lost: Bool[Array, ""]
-
-
-def lengths(
-    units: int,
-    slots: int,
-    worker_count: int,
-    capacity: float | None,
-    densification: float | None,
-) -> tuple[int, ...]:
-    """Static: slots of the sum of j workers' lists at position j, from 1 to w."""
-    expected = slots
-    if capacity is not None:
-        expected = max(1, min(slots, math.ceil(capacity * units)))
-    made = [0, expected]
-    for j in range(2, worker_count + 1):
-        growth = densified(expected / units, worker_count, densification, j)
-        size = growth * expected
-        made.append(
-            min(units, j * expected, math.ceil(size + _SIGMAS * math.sqrt(size)))
-        )
-    return tuple(made)
-
-
 def recursive_doubling(
-    *, capacity: float | None = None, densification: float | None = None
+    *, max_density: float | None = None, densification: float | None = None
 ) -> Exchange:
     """Pairs of workers swap lists and merge, then pairs of pairs, and so on.
 
@@ -102,18 +60,18 @@ def recursive_doubling(
     all workers agree to average densely in this step, and the report says so.
 
     Args:
-      capacity: the largest density of a worker's vector that has to fit, in (0, 1]; by
-        default as many as the sparsifier sends.
-      densification: how many times denser the sum is than one vector, from 1 to w, as
-        which more counts; by default as for independent supports,
+      max_density: the largest density of a worker's vector that has to fit, in (0, 1];
+        by default the sparsifier's slots.
+      densification: how many times denser the sum is than one vector, in [1, w]; larger
+        values are taken as w. By default as for independent supports,
         `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
 
     Returns:
-      An exchange for overlapping and disjoint choices, of coordinates or rows.
+      An exchange for all choices, of coordinates or rows.
 
     Raises:
-      TypeError: if `capacity` or `densification` is not a number.
-      ValueError: if `capacity` is outside (0, 1], or `densification` below 1 or not
+      TypeError: if `max_density` or `densification` is not a number.
+      ValueError: if `max_density` is outside (0, 1], or `densification` below 1 or not
         finite.
 
     Example:
@@ -132,29 +90,22 @@ def recursive_doubling(
       Renggli et al., "SparCML: High-Performance Sparse Communication for Machine
       Learning", SC 2019 (arXiv 1802.08021).
     """
-    capacity, densification = check_sizes(capacity, densification)
+    max_density, densification = check_sizes(max_density, densification)
 
-    def apply(vector, payload, state, step, workers, layout):
-        del step
-        n, count = vector.shape[0], workers.count()
-        if payload.indices is None or not payload.indices.size:
-            one = jnp.ones((), jnp.float32)
-            whole = RecursiveDoublingDetails(one, one, one, jnp.zeros((), jnp.bool_))
-            return deliver_all(vector, payload.dropped, workers, layout, whole), state
-        units, shape = units_of(n, payload.values)
-        slots = payload.indices.size
-        sizes = lengths(units, slots, count, capacity, densification)
-        counted = payload.complete is True and not layout.exact
+    def apply(vector, choice, state, step):
+        units, workers, count = Units.of(choice, step.n), step.workers, step.w
+        slots = choice.indices.size
+        sizes = lengths(units.number, slots, count, max_density, densification)
+        counted = counts_contributors(step)
+        values = units.values(vector, choice.indices)
 
-        partial, share = _half_sum(
-            _cut(payload, units, sizes[1], counted), units, sizes, workers
-        )
-        failed = partial.lost | jnp.logical_not(payload.complete)
-        facts = Facts(payload.demand, payload.threshold, payload.dropped, failed)
-        message = (facts, _encode(share, units))
+        mine = SparseList.of(choice.indices, values, units.number, sizes[1], counted)
+        partial, share = _half_sum(mine, units.number, sizes, workers)
+        facts = Facts.of(choice, partial.lost, step)
+        message = (facts, share.encode(units.number))
         gathered = workers.gather(_codec.pack(message))
         facts, parts = _codec.unpack(gathered, message)
-        total = _whole_sum(_decode(parts, units), units, sizes, count)
+        total = _whole_sum(parts.decode(), units.number, sizes, count)
         # The same on all workers: whether the sum of both halves fits.
         facts = facts._replace(failed=facts.failed | total.lost)
         after = jnp.sum(
@@ -163,41 +114,39 @@ def recursive_doubling(
         )
 
         def decode():
-            means = late_zeros(n, after).reshape(units, *shape)
-            means = insert(means, total.indices, total.values / count)
+            means = units.split(_xla.late_zeros(units.n, after))
+            means = _xla.insert(means, total.indices, total.values / count)
             if not counted:
                 return means, None
-            many = jnp.zeros((units,), jnp.int32)
+            many = jnp.zeros((units.number,), jnp.int32)
             return means, many.at[total.indices].set(total.many, mode="drop")
 
-        def details(before, after, overflow):
+        def report(before, after, overflow):
             growth = ratio(after, before)
             return RecursiveDoublingDetails(before, after, growth, overflow)
 
         delivery = deliver_sum(
-            vector, payload, facts, decode, after, details, workers, layout
+            vector, choice, values, facts, decode, after, report, step
         )
         return delivery, state
 
-    def report(layout, worker_count):
-        zero = jnp.zeros((), jnp.float32)
-        details = RecursiveDoublingDetails(zero, zero, zero, jnp.zeros((), jnp.bool_))
-        return zero_report(worker_count, details)
-
-    accepts = frozenset({"disjoint", "overlapping"})
-    return Exchange(no_state, apply, report, accepts, "recursive_doubling")
-
-
-def _cut(payload, units, slots, counted) -> _List:
-    """The payload as a list of `slots`."""
-    used = payload.indices < units
-    many = used.astype(jnp.int32) if counted else ()
-    lost = jnp.sum(used, dtype=jnp.int32) > slots
-    whole = _List(payload.indices, payload.values, many, lost)
-    return jax.tree.map(lambda x: x[:slots] if x.ndim else x, whole)
+    return Exchange(
+        or_whole(apply, lambda layout, worker_count: _details(1)),
+        EVERY_SUPPORT,
+        "recursive_doubling",
+        details=lambda layout, worker_count: _details(0),
+    )
 
 
-def _half_sum(mine: _List, units, sizes, workers) -> tuple[_List, _List]:
+def _details(value: float) -> RecursiveDoublingDetails:
+    """Details with `value` for every number, and without an overflow."""
+    number = jnp.asarray(value, jnp.float32)
+    return RecursiveDoublingDetails(number, number, number, jnp.zeros((), jnp.bool_))
+
+
+def _half_sum(
+    mine: SparseList, units: int, sizes: tuple[int, ...], workers: Workers
+) -> tuple[SparseList, SparseList]:
     """All rounds but the last: the sum of a half, and this worker's share of it."""
     count, index = workers.count(), workers.index()
     rounds = count.bit_length() - 1
@@ -205,14 +154,14 @@ def _half_sum(mine: _List, units, sizes, workers) -> tuple[_List, _List]:
 
     def add(mine, pairs, listens, size):
         pairs = pairs + [(j, j) for j in range(count) if j not in dict(pairs)]
-        sent = _encode(mine, units)
+        sent = mine.encode(units)
         words = workers.permute(_codec.pack(sent), pairs)
-        got = _decode(_codec.unpack(words[None], sent), units)
+        got = _codec.unpack(words[None], sent).decode()
         got = jax.tree.map(lambda x: x[0], got)
         got = got._replace(
             indices=jnp.where(listens, got.indices, units), lost=got.lost & listens
         )
-        return _merge(mine, got, units, size)
+        return merge(mine, got, units, size)
 
     if extra:
         # Workers beyond the power of two give their lists to the first ones.
@@ -228,13 +177,15 @@ def _half_sum(mine: _List, units, sizes, workers) -> tuple[_List, _List]:
     part = index % chunks
     share = jax.tree.map(
         lambda x: x.reshape(chunks, length, *x.shape[1:])[part] if x.ndim else x,
-        _padded(mine, units, chunks * length),
+        mine.padded(units, chunks * length),
     )
     unheard = jnp.where(index < core, share.indices, units)
     return mine, share._replace(indices=unheard)
 
 
-def _whole_sum(parts: _List, units, sizes, count) -> _List:
+def _whole_sum(
+    parts: SparseList, units: int, sizes: tuple[int, ...], count: int
+) -> SparseList:
     """The last round: the sum of both halves, from the shares [w, length] of all."""
     core = 1 << (count.bit_length() - 1)
     chunks = max(1, core // 2)
@@ -248,55 +199,4 @@ def _whole_sum(parts: _List, units, sizes, count) -> _List:
 
     if count == 1:
         return half(0)
-    return _merge(half(0), half(chunks), units, sizes[count])
-
-
-def _padded(given: _List, units: int, slots: int) -> _List:
-    def pad(x, fill):
-        width = [(0, slots - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
-        return jnp.pad(x, width, constant_values=fill)
-
-    many = pad(given.many, 0) if not isinstance(given.many, tuple) else ()
-    return _List(pad(given.indices, units), pad(given.values, 0), many, given.lost)
-
-
-def _encode(given: _List, units: int) -> _List:
-    """A list as it travels."""
-    many = given.many.astype(jnp.uint16) if not isinstance(given.many, tuple) else ()
-    codes = _codec.plain(given.indices.size, units).encode(given.indices)
-    return given._replace(indices=codes, many=many)
-
-
-def _decode(given: _List, units: int) -> _List:
-    many = given.many.astype(jnp.int32) if not isinstance(given.many, tuple) else ()
-    return given._replace(indices=given.indices.astype(jnp.int32), many=many)
-
-
-def _merge(a: _List, b: _List, units: int, slots: int) -> _List:
-    """The sum of two lists in `slots` slots; `a + b` and `b + a` are equal bitwise."""
-
-    def places(mine, other):
-        below = jnp.searchsorted(other, mine, side="left").astype(jnp.int32)
-        same = other.at[below].get(mode="fill", fill_value=-1) == mine
-        same = (same & (mine < units)).astype(jnp.int32)
-        order = jnp.arange(mine.size, dtype=jnp.int32)
-        # Less one for each pair that has become one entry before.
-        place = order + below - (jnp.cumsum(same, dtype=jnp.int32) - same)
-        return jnp.where(mine < units, place, slots), jnp.sum(same, dtype=jnp.int32)
-
-    (at_a, both), (at_b, _) = places(a.indices, b.indices), places(b.indices, a.indices)
-
-    def joined(x, y, fill, add):
-        out = vary_like(jnp.full((slots, *x.shape[1:]), fill, x.dtype), x)
-        out = out.at[at_a].set(x, mode="drop").at[at_b]
-        # Places are unique within each list, so that nothing depends on an order.
-        return out.add(y, mode="drop") if add else out.set(y, mode="drop")
-
-    used = jnp.sum(a.indices < units, dtype=jnp.int32)
-    used = used + jnp.sum(b.indices < units, dtype=jnp.int32) - both
-    return _List(
-        joined(a.indices, b.indices, units, add=False),
-        joined(a.values, b.values, 0, add=True),
-        joined(a.many, b.many, 0, add=True) if not isinstance(a.many, tuple) else (),
-        a.lost | b.lost | (used > slots),
-    )
+    return merge(half(0), half(chunks), units, sizes[count])

@@ -1,0 +1,88 @@
+"""Everybody's indices: gathered in one message with the facts, and united."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax import _xla
+from sparsejax._workers import vary_like
+from sparsejax.exchanges._units import Units, indices_of
+from sparsejax.parts import Choice, Step, Window
+from sparsejax.vectors import _codec
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int
+
+
+def facts_of(
+    choice: Choice, step: Step
+) -> tuple[Int[Array, ""], Float[Array, ""], Bool[Array, ""]]:
+    """This worker's `(demand, threshold, dropped)` for the report. Per worker."""
+    demand = choice.demand * choice.row_size
+    return demand, choice.threshold, jnp.asarray(step.dropped)
+
+
+def gather_facts(choice: Choice, step: Step) -> tuple[Array, Array, Array]:
+    """All workers' `(demand [w], threshold [w], dropped [w])`. Replicated."""
+    facts = facts_of(choice, step)
+    return _codec.unpack(step.workers.gather(_codec.pack(facts)), facts)
+
+
+def gather_indices(
+    choice: Choice, step: Step, *more: Array
+) -> tuple[Int[Array, "w k"], tuple[Array, Array, Array], *tuple[Any, ...]]:
+    """All workers' indices and facts, in one message. Replicated.
+
+    Args:
+      choice: with indices, per worker.
+      step: of the exchange.
+      *more: arrays that travel along, per worker.
+
+    Returns:
+      `(indices [w, k], (demand [w], threshold [w], dropped [w]), *more [w, ...])`.
+    """
+    units = Units.of(choice, step.n).number
+    indices, window = indices_of(choice), choice.window
+    if window is None:
+        window = Window(jnp.zeros((step.w,), jnp.int32), units)
+    start, span = window.start, window.span
+    code = _codec.encode_indices(indices, start[step.rank], span, units)
+    message = (code, facts_of(choice, step), *more)
+    gathered = step.workers.gather(_codec.pack(message))
+    codes, facts, *others = _codec.unpack(gathered, message)
+    indices = _codec.decode_indices(codes, start, span, units, indices.shape[0])
+    return indices, facts, *others
+
+
+def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, " m"]:
+    """The coordinates of all workers' indices, each once. Replicated.
+
+    Empty slots hold `n`. Slots keep their order, and a coordinate has the slot of the
+    first worker that chose it.
+    """
+    if step.support != "disjoint":
+        indices = distinct(indices, units.number)
+    return units.coordinates(indices.ravel())
+
+
+def distinct(indices: Int[Array, "w k"], units: int) -> Int[Array, "w k"]:
+    """`indices`, with all but the first mention of each unit emptied. Replicated.
+
+    Takes a byte per unit for marks; no worker's own indices repeat.
+    """
+
+    def visit(r, carry):
+        seen, kept = carry
+        row = indices[r]
+        known = seen.at[row].get(mode="fill", fill_value=True)
+        # Barrier: with no order between this read and the write below, XLA copies the
+        # marks.
+        known, seen = _xla.read_before(known, seen)
+        kept = kept.at[r].set(jnp.where(known, units, row))
+        return seen.at[row].set(True, mode="drop"), kept
+
+    start = (jnp.zeros((units,), jnp.bool_), jnp.zeros_like(indices))
+    return jax.lax.fori_loop(0, len(indices), visit, vary_like(start, indices))[1]

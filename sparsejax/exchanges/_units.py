@@ -1,0 +1,70 @@
+"""Units of a choice: an index stands for a coordinate, or for a row of coordinates."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Self
+
+import jax.numpy as jnp
+
+from sparsejax.parts import Choice
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int
+
+
+def indices_of(choice: Choice) -> Int[Array, " k"]:
+    """The indices of a choice that has some.
+
+    Raises:
+      TypeError: if the choice is the whole vector: `or_whole` delivers those.
+    """
+    if choice.indices is None:
+        raise TypeError("choice: got the whole vector, expected indices.")
+    return choice.indices
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The vector as `number` units of `size` coordinates each. Static.
+
+    Attributes:
+      number: u; empty slots of a choice hold it.
+      size: D, 1 where units are coordinates.
+    """
+
+    number: int
+    size: int
+
+    @classmethod
+    def of(cls, choice: Choice, n: int) -> Self:
+        """The units that `choice` counts in a vector of `n` coordinates."""
+        return cls(n // choice.row_size, choice.row_size)
+
+    @property
+    def n(self) -> int:
+        """The number of coordinates."""
+        return self.number * self.size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one unit's values: () for a coordinate, (D,) for a row."""
+        return (self.size,) if self.size > 1 else ()
+
+    def split(self, vector: Float[Array, " n"]) -> Float[Array, "u *D"]:
+        """`vector` unit by unit."""
+        return vector.reshape(self.number, *self.shape)
+
+    def values(
+        self, vector: Float[Array, " n"], indices: Int[Array, " k"]
+    ) -> Float[Array, "k *D"]:
+        """The values of `vector` at `indices`, 0 in empty slots."""
+        return self.split(vector).at[indices].get(mode="fill", fill_value=0)
+
+    def coordinates(self, indices: Int[Array, " k"]) -> Int[Array, " kD"]:
+        """The coordinates that `indices` stand for; empty slots hold `n`."""
+        if self.size == 1:
+            return indices
+        inside = jnp.arange(self.size, dtype=jnp.int32)
+        found = indices[:, None] * self.size + inside[None]
+        return jnp.where(indices[:, None] < self.number, found, self.n).reshape(-1)

@@ -1,0 +1,138 @@
+"""Every pair of sparsifier and exchange is refused when built, or it runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sparsejax
+from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
+from tests.harness import WORKERS, flat, gradients, residuals, run
+
+# Rows of 6 coordinates; the cast of half of them rounds.
+PARAMS = {
+    "narrow": jnp.zeros((30, 6), jnp.bfloat16),
+    "wide": jnp.zeros((11, 18)),
+}
+N = flat(PARAMS).size
+SPARSIFIERS = {
+    "even": lambda: sparsifiers.exclusive(
+        0.1, partition=partitions.even(), threshold=thresholds.quota()
+    ),
+    "balanced": lambda: sparsifiers.exclusive(
+        0.1, partition=partitions.balanced(), threshold=thresholds.quota()
+    ),
+    "topk": lambda: sparsifiers.topk(0.1),
+    "rows": lambda: sparsifiers.nonzero(0.5),
+    "random_k": lambda: sparsifiers.random_k(0.1),
+    "everything": sparsifiers.everything,
+}
+EXCHANGES = {
+    "dense": exchanges.dense,
+    "pairs": exchanges.pairs,
+    "union": exchanges.union,
+    "leader": exchanges.leader,
+    "hashed_owners": exchanges.hashed_owners,
+    "recursive_doubling": exchanges.recursive_doubling,
+    "one_bit_ring": exchanges.one_bit_ring,
+    "packed_signs": lambda: exchanges.packed_signs("mean"),
+}
+REFUSED = {
+    # Some coordinates would never be in the leader's part.
+    ("leader", "even"),
+    *itertools.product(
+        ["one_bit_ring", "packed_signs"], SPARSIFIERS.keys() - {"everything"}
+    ),
+    # They read the histogram of the deliveries, which `union` alone tells.
+    *itertools.product(EXCHANGES.keys() - {"union"}, ["balanced"]),
+}
+
+
+def compose(exchange, sparsifier):
+    return sparsejax.sparsify(
+        SPARSIFIERS[sparsifier](),
+        exchange=EXCHANGES[exchange](),
+        memory=memories.error_feedback(),
+    )
+
+
+def half_of_the_rows(step):
+    """Gradients of which other rows are zero on each worker and in each step."""
+    drawn = gradients(step, params=PARAMS)
+    rng = np.random.default_rng([1, step])
+    return {
+        name: leaf * jnp.asarray(rng.random((WORKERS, leaf.shape[1], 1)) < 0.5)
+        for name, leaf in drawn.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("exchange", "sparsifier"),
+    [pair for pair in itertools.product(EXCHANGES, SPARSIFIERS) if pair not in REFUSED],
+)
+def test_accepted_pairs_conserve_mass(exchange, sparsifier):
+    tx = compose(exchange, sparsifier)
+    given = received = scale = np.zeros(N)
+    for drawn, updates, state in run(tx, 2, params=PARAMS, stream=half_of_the_rows):
+        mine = flat(drawn, (WORKERS,))
+        given, received = given + mine.mean(axis=0), received + flat(updates)
+        scale = scale + np.abs(mine).mean(axis=0)
+        report = sparsejax.report(state)
+        assert report.sent >= np.count_nonzero(flat(updates))
+        np.testing.assert_allclose(report.density, report.sent / N, rtol=1e-6)
+    kept = residuals(state).mean(axis=0)
+    error = np.abs(received + kept - given)
+    assert (error <= 2e-6 * (scale + np.abs(residuals(state)).mean(axis=0))).all()
+
+
+@pytest.mark.parametrize(("exchange", "sparsifier"), sorted(REFUSED))
+def test_refused_pairs_are_named(exchange, sparsifier):
+    with pytest.raises(ValueError, match=f"`{EXCHANGES[exchange]().name}`"):
+        compose(exchange, sparsifier)
+
+
+@pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
+def test_rows_are_delivered_whole(exchange):
+    """The coordinates of the rows that were chosen, and of no other ones."""
+    tx = sparsejax.sparsify(
+        sparsifiers.nonzero(0.2), exchange=EXCHANGES[exchange](), memory=memories.none()
+    )
+    tx = sparsejax.simulate(tx, workers=3)
+    drawn = np.zeros((3, 10, 4), np.float32)
+    drawn[0, 7] = [3, 0, -3, 6]
+    drawn[1, [2, 7], 1] = 9
+    drawn[2, 2] = 12
+    updates, state = tx.update(jnp.asarray(drawn), tx.init(jnp.zeros((10, 4))))
+    expected = drawn.sum(axis=0) / 3
+    if exchange == "leader":
+        expected[2] = 0  # worker 0 did not choose it
+    np.testing.assert_array_equal(updates, expected)
+    report = sparsejax.report(state)
+    np.testing.assert_array_equal(report.demand, [4, 8, 4])
+    assert report.sent == (4 if exchange == "leader" else 8)
+    if exchange == "pairs":
+        np.testing.assert_array_equal(report.details.chosen, [4, 8, 4])
+
+
+@pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
+def test_an_index_is_sent_for_a_row(exchange):
+    """And not for each of its coordinates."""
+    shape = (1 << 14, 16)
+    params = jnp.zeros(shape)
+    made = functools.partial(
+        sparsejax.sparsify, exchange=EXCHANGES[exchange](), memory=memories.none()
+    )
+    rows, single = (
+        sparsejax.wire_bytes(made(chooser), params, workers=4).total
+        for chooser in (
+            sparsifiers.nonzero(0.01),
+            sparsifiers.nonzero(0.01, rows=False),
+        )
+    )
+    k = 0.01 * params.size
+    assert rows < 1.03 * {"pairs": 3, "union": 6, "leader": 1.5}[exchange] * 4 * k
+    assert single > rows + {"pairs": 3, "union": 3, "leader": 1.5}[exchange] * k * 0.9
