@@ -1,6 +1,6 @@
 """Sparse gradient exchange for data-parallel training in JAX."""
 
-from sparsejax import exchanges, memories, sparsifiers, thresholds
+from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from sparsejax._labels import small_leaves
 from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
@@ -57,6 +57,7 @@ __all__ = [
     "marsit",
     "memories",
     "micro",
+    "partitions",
     "per_shard",
     "per_worker",
     "predict",

@@ -1,4 +1,7 @@
-"""Checks of static arguments, shared by the recipes."""
+"""Checks of static arguments: errors name the argument, its value and the rule.
+
+The function that uses an argument checks it. Recipes hand arguments on unchecked.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _SHORT.maxother = _SHORT.maxstring = 80
 
 
 def _static_hint(name: str, value: Any) -> str:
-    """What to do about an argument that `inject_hyperparams` made into an array."""
+    """The remedy for an argument that `inject_hyperparams` made into an array."""
     if not isinstance(value, jax.Array):
         return ""
     return (
@@ -27,10 +30,20 @@ def _static_hint(name: str, value: Any) -> str:
     )
 
 
+def path_name(path: Any) -> str:
+    """The name of a leaf, for errors, such as `['layer']['bias']`.
+
+    Example:
+      >>> path_name(()), path_name((jax.tree_util.DictKey("bias"),))
+      ('(root)', "['bias']")
+    """
+    return jax.tree_util.keystr(path) or "(root)"
+
+
 def check_number(
     name: str, value: Any, allowed: Callable[[float], bool], meaning: str
 ) -> float:
-    """`value` as a float that is `allowed`; `meaning` says what was expected.
+    """`value` as a float that is `allowed`; `meaning` names such values.
 
     Raises:
       TypeError: if it is not a Python or numpy number.
@@ -123,7 +136,7 @@ def check_value_dtype(dtype: Any) -> np.dtype:
     if dtype is None or found not in allowed:
         raise ValueError(
             f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to "
-            f"halve the bytes of values (what rounding takes away is sent later)."
+            f"halve the bytes of values (the rounding error is sent later)."
         )
     return found
 
@@ -165,16 +178,16 @@ def check_densification(densification: Any, workers: int | None = None) -> float
 
 
 def check_part(name: str, value: Any, kind: type, example: str) -> Any:
-    """`value`, which is a `kind`: one of the parts that `sparsify` composes.
+    """`value`, which is a `kind`: a record of `sparsejax.parts`.
 
     Raises:
-      TypeError: if it is not; such as a name, or a function that was not called.
+      TypeError: if it is not, such as a name, or a function that was not called.
     """
     if isinstance(value, kind):
         return value
     raise TypeError(
-        f"{name}: got {_SHORT.repr(value)}, expected what a function of "
-        f"`sparsejax.{example.split('.')[0]}` returns, such as "
+        f"{name}: got {_SHORT.repr(value)}, expected a `{kind.__name__}`, the "
+        f"result of a function of `sparsejax.{example.split('.')[0]}`, such as "
         f"`sparsejax.{example}`, parentheses included."
     )
 
@@ -191,7 +204,7 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int:
-    """`value` as an int of at least `least`; `meaning` says what was expected.
+    """`value` as an int of at least `least`; `meaning` names such values.
 
     Raises:
       TypeError: if it is not an integer.
@@ -219,7 +232,7 @@ def check_seed(seed: Any) -> Any:
     """`seed` as an int of at least 0; traced integers as they are.
 
     Raises:
-      TypeError: if it is no integer.
+      TypeError: if it is not an integer.
       ValueError: if it is negative.
     """
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer):
@@ -252,7 +265,7 @@ def check_scale(scale: Any) -> Any:
     """`scale` as it is: a positive number, a traced one, or None.
 
     Raises:
-      TypeError: if it is no number.
+      TypeError: if it is not a number.
       ValueError: if it is not positive and finite.
     """
     if scale is None or isinstance(scale, jax.Array):

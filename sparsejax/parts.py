@@ -293,6 +293,17 @@ class Partition(NamedTuple):
         delivered coordinates of each block (`partitions.blocks`); `None` unless
         `reads` names it.
       reads: facts of the exchange that `adapt` needs: `{"histogram"}`, or none.
+
+    Example:
+      The published blocks, without their moves:
+
+      >>> import sparsejax
+      >>> fixed = sparsejax.partitions.published()._replace(
+      ...     adapt=lambda state, n, target, demand, threshold, histogram: state,
+      ... )
+      >>> sparsifier = sparsejax.sparsifiers.exclusive(
+      ...     0.01, partition=fixed, threshold=sparsejax.thresholds.quota()
+      ... )
     """
 
     init: Callable[[int, int], State]

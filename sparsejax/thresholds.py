@@ -1,10 +1,12 @@
 """Threshold rules: how an exclusive sparsifier finds the threshold of its part.
 
 A rule is a `ThresholdRule`, a record of pure functions; pass one as `threshold=` to
-`exdyna` or `micro`. Two are given here; to write another, fill in the record. Rules do
-not communicate. `find` runs per worker, on facts about the part that the worker scans
-in this step; `adapt` sees replicated facts only, so that the state stays equal on all
-workers.
+`exdyna`, `micro` or `sparsifiers.exclusive`. This module has two; to write another,
+fill in the record, or replace some of its fields (`rule._replace(...)`). Rules do not
+communicate. `find` runs per worker, on facts about the part that the worker scans in
+this step; `adapt` sees replicated facts only, so that the state stays equal on all
+workers. `partition` is the `Partition` whose parts move as this rule's thresholds ask
+for: `exdyna` uses it.
 
 Shapes: `w` workers and parts, `T` thresholds counted in one pass.
 """
@@ -18,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import partitions
+from sparsejax._checks import check_number, check_part
 from sparsejax._workers import vary_like
 from sparsejax.parts import ThresholdRule
 
@@ -64,6 +68,8 @@ def staircase() -> ThresholdRule:
     0.995 otherwise. It starts at `1 / (2 sqrt(target))`. Far from the target it takes
     hundreds of steps to arrive, and it never rests; `quota` does not have to wait.
 
+    Its partition is `partitions.published()`.
+
     State: Float32[], the threshold. Replicated.
 
     Returns:
@@ -100,7 +106,7 @@ def staircase() -> ThresholdRule:
     def limit(quota, slots):
         return vary_like(jnp.int32(slots), quota)
 
-    return ThresholdRule(init, find, adapt, _slots, limit, movement="published")
+    return ThresholdRule(init, find, adapt, _slots, limit, partitions.published())
 
 
 def quota(slack: float = 0.25) -> ThresholdRule:
@@ -111,11 +117,13 @@ def quota(slack: float = 0.25) -> ThresholdRule:
         quota <= count(t) <= quota (1 + slack)
 
     by counting at 4 thresholds at once: first around the one that last step's count
-    suggests, then between the two that bracket the quota, and so on. What is over the
-    quota is cut evenly over the part by the sparsifier. Where ties leave no such
+    suggests, then between the two that bracket the quota, and so on. The sparsifier
+    cuts the excess over the quota evenly over the part. Where ties leave no such
     threshold, it is the highest with at least `quota` above it; where the part has
     fewer non-zeros than its quota, the least normal number: zeros are never selected.
     A quota of 0 selects nothing, one of the part's size everything, in no pass at all.
+
+    Its partition is `partitions.balanced()`.
 
     State: Float32[w], replicated: where each part's threshold is expected, 0 if
     unknown.
@@ -128,6 +136,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
       A `ThresholdRule`.
 
     Raises:
+      TypeError: if `slack` is not a number.
       ValueError: if `slack` is negative or not finite.
 
     Example:
@@ -139,11 +148,11 @@ def quota(slack: float = 0.25) -> ThresholdRule:
       >>> 100 <= int(jnp.sum(x >= t)) <= 110
       True
     """
-    if not (math.isfinite(slack) and slack >= 0):
-        raise ValueError(
-            f"quota: slack={slack!r}, but it is the fraction by which a count may "
-            f"exceed its quota and has to be 0 or more; leave it out for 0.25."
-        )
+    meaning = (
+        "a finite number of 0 or more, the fraction by which a count may exceed its "
+        "quota; leave it out for 0.25"
+    )
+    slack = check_number("slack", slack, lambda x: 0 <= x < math.inf, meaning)
 
     def init(target, worker_count):
         return jnp.zeros(worker_count, jnp.float32)
@@ -153,7 +162,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
         trivial = (quota <= 0) | (quota >= size)
         rungs = _first_rungs(state[part])
         start = (rungs, jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), size, trivial)
-        # The carry has to vary as what comes out of a pass does; no pass is made here.
+        # The carry has to vary as the result of a pass does; no pass is made here.
         start = vary_like(
             start, jax.eval_shape(lambda: count(_from_bits(rungs)) >= quota + size)
         )
@@ -185,7 +194,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     def limit(quota, slots):
         return jnp.minimum(quota, slots)
 
-    return ThresholdRule(init, find, adapt, _slots, limit, movement="balanced")
+    return ThresholdRule(init, find, adapt, _slots, limit, partitions.balanced())
 
 
 def rule_or_default(threshold: ThresholdRule | None) -> ThresholdRule:
@@ -196,13 +205,7 @@ def rule_or_default(threshold: ThresholdRule | None) -> ThresholdRule:
     """
     if threshold is None:
         return quota()
-    if not isinstance(threshold, ThresholdRule):
-        raise TypeError(
-            f"threshold: got {threshold!r}, expected a rule such as "
-            f"`sparsejax.thresholds.staircase()`, with the parentheses, or None for "
-            f"the default, `quota()`."
-        )
-    return threshold
+    return check_part("threshold", threshold, ThresholdRule, "thresholds.staircase()")
 
 
 def _from_bits(bits: Int[Array, " T"]) -> Float[Array, " T"]:

@@ -98,13 +98,13 @@ CASES = (
     ),
     _row("ef_sign", sparsejax.ef_sign, exact=False),
     # Gradients without zeros: everything fits, or nothing does.
-    _row("zen", sparsejax.zen, memory=False, capacity=1.0),
-    _row("zen_overflow", sparsejax.zen, memory=False, capacity=0.05),
+    _row("zen", sparsejax.zen, memory=False, max_density=1.0),
+    _row("zen_overflow", sparsejax.zen, memory=False, max_density=0.05),
     _row(
         "zen_hierarchical",
         sparsejax.zen,
         memory=False,
-        capacity=1.0,
+        max_density=1.0,
         owners="hierarchical_hash",
     ),
     _row("exdyna_bf16", sparsejax.exdyna, density=0.05, value_dtype=jnp.bfloat16),
@@ -139,9 +139,9 @@ CASES = (
     _row(
         "hard_threshold",
         sparsejax.hard_threshold,
-        density=0.05,
+        max_density=0.05,
         threshold=0.05,
-        dense={"density": 1.0, "threshold": 0.0},
+        dense={"max_density": 1.0, "threshold": 0.0},
     ),
     _row("deft", sparsejax.deft, density=0.05),
     _row("dgc", sparsejax.dgc, density=0.05, loses=True),

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import sparsejax
-from sparsejax import exchanges
+from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from tests.harness import PARAMS, mesh_of
 
 recipes = pytest.mark.parametrize("recipe", [sparsejax.exdyna, sparsejax.micro])
@@ -82,10 +82,78 @@ def test_axis_name(recipe, name):
 )
 def test_injected_arguments_name_static_args(recipe, arguments):
     (name,) = arguments
-    fixed = {"density": 0.1} | arguments
-    tx = optax.inject_hyperparams(recipe, static_args=("density",))(**fixed)
+    density = "max_density" if recipe is sparsejax.hard_threshold else "density"
+    fixed = {density: 0.1} | arguments
+    tx = optax.inject_hyperparams(recipe, static_args=(density,))(**fixed)
     with jax.set_mesh(mesh_of()), pytest.raises(TypeError, match=rf'args=\("{name}"'):
         tx.init(PARAMS)
+
+
+_even = functools.partial(
+    sparsifiers.exclusive, partition=partitions.even(), threshold=thresholds.quota()
+)
+_SPARSIFIERS = {
+    "exclusive": _even,
+    "fitted": sparsifiers.fitted,
+    "layerwise": sparsifiers.layerwise,
+    "random_k": sparsifiers.random_k,
+    "sampled": sparsifiers.sampled,
+    "topk": sparsifiers.topk,
+}
+
+
+@pytest.mark.parametrize("name", _SPARSIFIERS)
+def test_sparsifiers_check_as_recipes_do(name):
+    make = _SPARSIFIERS[name]
+    make(0.1)
+    with pytest.raises(ValueError, match=r"density: got 2\.0, .*number in \(0, 1\]"):
+        make(2.0)
+    with pytest.raises(TypeError, match=r"density: got '1%', .*number in \(0, 1\]"):
+        make("1%")
+    with pytest.raises(TypeError, match="static_args"):
+        make(jnp.float32(0.1))
+    if name != "random_k":
+        with pytest.raises(ValueError, match=r"capacity: got 0, .*slot"):
+            make(0.1, capacity=0)
+    if name in ("exclusive", "random_k", "topk"):
+        with pytest.raises(ValueError, match="max_density: density is a schedule"):
+            make(lambda step: 0.1)
+        with pytest.raises(ValueError, match=r"max_density: got 0\.2 with the fixed"):
+            make(0.1, max_density=0.2)
+    else:
+        with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
+            make(lambda step: 0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: _even(0.1, partition="even"), TypeError, r"partition: got .*even\(\)"),
+        (lambda: _even(0.1, partition=partitions.even), TypeError, "parentheses"),
+        (lambda: _even(0.1, threshold=None), TypeError, "threshold: got None"),
+        (lambda: _even(0.1, threshold=thresholds.quota), TypeError, "parentheses"),
+        (lambda: sparsifiers.fitted(0.1, fit="x"), ValueError, "fit: got 'x'"),
+        (lambda: sparsifiers.fitted(0.1, stages=0), ValueError, "stages: got 0"),
+        (lambda: sparsifiers.fitted(0.1, granularity=""), ValueError, "granularity: g"),
+        (lambda: sparsifiers.hard_threshold(-1), ValueError, "threshold: got -1"),
+        (
+            lambda: sparsifiers.hard_threshold(1, max_density=0),
+            ValueError,
+            "max_density",
+        ),
+        (
+            lambda: sparsifiers.hard_threshold(1, capacity=0),
+            ValueError,
+            "capacity: got",
+        ),
+        (lambda: sparsifiers.random_k(0.1, seed=-1), ValueError, "seed: got -1"),
+        (lambda: memories.momentum_correction(1), ValueError, "momentum: got 1"),
+        (lambda: memories.momentum_correction("1"), TypeError, "momentum: got '1'"),
+    ],
+)
+def test_parts_check_their_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_schedules_are_for_some_recipes():

@@ -14,7 +14,7 @@ import pytest
 import sparsejax
 
 ROOT = pathlib.Path(__file__).parent.parent
-PACKAGES = ("exchanges", "memories", "sparsifiers", "thresholds")
+PACKAGES = ("exchanges", "memories", "partitions", "sparsifiers", "thresholds")
 
 
 def _public():

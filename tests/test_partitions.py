@@ -1,4 +1,4 @@
-"""Who scans what: bounds are legal whatever happened, and follow their oracles."""
+"""Partitions: bounds are legal whatever happened, and follow their oracles."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def compiled(name, n, w, target):
     )
 
 
-# -- who holds what, and how much ------------------------------------------------------
+# -- who has which part, and how much it sends -----------------------------------------
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 2**31 - 1])
-def test_owners_rotate_and_by_part_undoes_them(step):
-    owners = partitions.parts_of(jnp.int32(step), 8)
-    assert owners.tolist() == [(step + r) % 8 for r in range(8)]
-    # What worker r says about its part ends up at that part's place.
-    assert partitions.by_part(owners, jnp.int32(step), 8).tolist() == list(range(8))
-    rows = jnp.stack([owners, owners], axis=1)
+def test_parts_rotate_and_by_part_undoes_it(step):
+    parts = partitions.parts_of(jnp.int32(step), 8)
+    assert parts.tolist() == [(step + r) % 8 for r in range(8)]
+    # A fact of worker r about its part ends up at that part's place.
+    assert partitions.by_part(parts, jnp.int32(step), 8).tolist() == list(range(8))
+    rows = jnp.stack([parts, parts], axis=1)
     assert partitions.by_part(rows, jnp.int32(step), 8)[:, 1].tolist() == [*range(8)]
 
 
@@ -101,6 +101,19 @@ def test_blocks_cover_the_vector(n, w):
     assert count <= max(1024, 4 * w)
     if n >= 64 * w:
         assert size % 32 == 0
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_only_balanced_parts_read_the_histogram(name):
+    n, w, target = 38282, 8, 382
+    rule = RULES[name]()
+    facts = rule.init(n, w), n, target, jnp.full(w, 48), jnp.ones(w)
+    if rule.reads:
+        assert (name, rule.reads) == ("balanced", {"histogram"})
+        with pytest.raises(AttributeError):
+            rule.adapt(*facts, None)
+    else:
+        rule.adapt(*facts, None)
 
 
 # -- bounds ----------------------------------------------------------------------------

@@ -174,8 +174,16 @@ def test_slots_and_limits():
 
 @pytest.mark.parametrize("slack", [-0.1, float("nan"), float("inf")])
 def test_slack_is_checked(slack):
-    with pytest.raises(ValueError, match="slack"):
+    with pytest.raises(ValueError, match="slack: got"):
         thresholds.quota(slack=slack)
+    with pytest.raises(TypeError, match="slack: got '1'"):
+        thresholds.quota(slack="1")
+
+
+def test_rules_bring_their_partition():
+    """The published threshold moves single blocks, the default follows a histogram."""
+    assert thresholds.staircase().partition.reads == frozenset()
+    assert thresholds.quota().partition.reads == {"histogram"}
 
 
 # -- inside shard_map and vmap ---------------------------------------------------------
@@ -209,7 +217,7 @@ def test_rules_run_in_shard_map_and_vmap(make):
     for a, b in zip(on_devices, on_one, strict=True):
         np.testing.assert_array_equal(a, b)
     found, counts, quotas = map(np.asarray, on_devices)
-    if rule.movement == "balanced":
+    if make is thresholds.quota:
         assert ((quotas <= counts) & (counts <= 1.25 * quotas)).all()
         assert sorted(set(quotas)) == [100, 101]
     else:

@@ -65,7 +65,7 @@ RECIPES: dict[str, Recipe] = {
     "topk": Recipe(sparsejax.topk),
     "sidco": Recipe(sparsejax.sidco),
     "hard_threshold": Recipe(
-        lambda density: sparsejax.hard_threshold(0.03, density=density)
+        lambda density: sparsejax.hard_threshold(0.03, max_density=density)
     ),
     # Velocities sum up to ten times the gradient: so the others' learning rate fits.
     "dgc": Recipe(

@@ -39,13 +39,13 @@ _LEARNING_RATE = 3e-3
 _HELD_OUT = 8
 # A worker meets at most 16 x 4 words where there are eight; the vocabulary has about
 # four thousand.
-_CAPACITY = 0.02
+_MAX_DENSITY = 0.02
 
 _EMBEDDING_ONLY = {"embedding": "sparse", "hidden": "rest", "out": "rest"}
 
 
 def _with_zen(rest: optax.GradientTransformation) -> optax.GradientTransformation:
-    zen = sparsejax.zen(_CAPACITY)
+    zen = sparsejax.zen(_MAX_DENSITY)
     return optax.partition({"sparse": zen, "rest": rest}, _EMBEDDING_ONLY)
 
 

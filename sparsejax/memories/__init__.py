@@ -1,4 +1,4 @@
-"""What a worker carries from one step to the next."""
+"""Vectors that a worker carries from one step to the next."""
 
 from sparsejax.memories._error_feedback import error_feedback
 from sparsejax.memories._momentum_correction import momentum_correction

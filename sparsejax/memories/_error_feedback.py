@@ -1,4 +1,4 @@
-"""Error feedback: what was not delivered is added to the next gradient."""
+"""Error feedback: the undelivered rest is added to the next gradient."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def error_feedback() -> Memory:
     """The residual is all of the vector that did not go out.
 
     `vector = gradient + residual`; after the exchange `residual = vector`, except at
-    delivered coordinates, where it is what the exchange says is left. No gradient
-    mass is lost, only delayed.
+    delivered coordinates, where it is `delivery.left`. No gradient mass is lost, only
+    delayed.
 
     Example:
       >>> import jax.numpy as jnp
@@ -33,7 +33,7 @@ def error_feedback() -> Memory:
         return gradient + residual, residual
 
     def settle(vector, delivery, residual):
-        del residual  # its memory is the vector's by now
+        del residual  # the vector has taken its place
         if delivery.delivered is None:
             return delivery.left
         return vector.at[delivery.delivered].set(delivery.left, mode="drop")

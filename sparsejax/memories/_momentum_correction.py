@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 
+from sparsejax._checks import check_fraction
 from sparsejax.parts import Memory
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ def momentum_correction(momentum: float) -> Memory:
         vector = unsent + velocity
 
     After the exchange both are cleared at delivered coordinates ("factor masking": the
-    momentum of a coordinate that was just sent is stale), except for what the exchange
-    says is left of the vector. Follow it with plain SGD: a second momentum there would
-    be applied on top.
+    momentum of a coordinate that was just sent is stale), except for `delivery.left`,
+    which stays in `unsent`. Follow it with plain SGD: a second momentum there would be
+    applied on top.
 
     Args:
-      momentum: in [0, 1). With 0 it is `error_feedback`.
+      momentum: in [0, 1). With 0 the updates are those of `error_feedback`.
+
+    Raises:
+      TypeError: if `momentum` is not a number, or is traced.
+      ValueError: if `momentum` is outside [0, 1).
 
     Example:
       >>> import sparsejax
@@ -50,6 +55,8 @@ def momentum_correction(momentum: float) -> Memory:
     References:
       Lin et al., "Deep Gradient Compression", ICLR 2018.
     """
+
+    momentum = check_fraction("momentum", momentum)
 
     def init(n):
         return Corrected(jnp.zeros((n,), jnp.float32), jnp.zeros((n,), jnp.float32))

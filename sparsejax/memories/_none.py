@@ -1,4 +1,4 @@
-"""No memory: what is not delivered is lost."""
+"""No memory: coordinates that are not delivered are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_replicas`: is what should be equal on all devices really equal?"""
+"""`check_replicas`: are arrays that should be equal on all devices really equal?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from sparsejax._checks import path_name
+
 
 def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     """Compares all copies of the same part of every array, bit by bit.
@@ -18,8 +20,8 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     host. Copies held by other processes are compared through their hashes.
 
     Args:
-      tree: pytree of placed arrays: parameters, optimizer state. What is sharded is
-        compared with the copies of the same shard, where there are any.
+      tree: pytree of placed arrays: parameters, optimizer state. Shards are compared
+        with copies of the same shard, where there are any.
       mesh: the mesh they were placed on.
 
     Raises:
@@ -36,7 +38,7 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     devices = list(mesh.devices.flat)
     number = {device: i for i, device in enumerate(devices)}
     leaves = [
-        (jax.tree_util.keystr(path) or "(root)", _data(leaf))
+        (path_name(path), _data(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(leaf, jax.Array)
     ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from sparsejax._checks import check_count
+from sparsejax._checks import check_count, path_name
 from sparsejax._workers import AxisName
 from sparsejax.placement._markers import map_per_worker, state_specs
 
@@ -96,7 +96,7 @@ def _check_leading_axis(gradients: Any, workers: int) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         if jnp.shape(leaf)[:1] != (workers,):
             raise ValueError(
-                f"update: the gradient `{jax.tree_util.keystr(path) or '(root)'}` has "
-                f"the shape {jnp.shape(leaf)}, but the first axis should be that of "
-                f"the {workers} simulated workers."
+                f"update: the gradient `{path_name(path)}` has the shape "
+                f"{jnp.shape(leaf)}, but the first axis should be that of the "
+                f"{workers} simulated workers."
             )

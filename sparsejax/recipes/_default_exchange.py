@@ -1,4 +1,4 @@
-"""Which exchange delivers what workers chose independently of each other."""
+"""The exchange for choices that workers make independently of each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
     """`exchange`, or by default `exchanges.pairs(value_dtype)`.
 
     Raises:
-      TypeError: for an `exchange` that is none, such as a name.
+      TypeError: if `exchange` is not an `Exchange`, such as a name.
       ValueError: for a `value_dtype` beside an exchange, which has its own.
     """
     if exchange is None:

@@ -17,15 +17,11 @@ def dense(
     Sums are formed and sent in float32, whatever the gradient's dtype.
 
     Args:
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      axis_name: see `sparsejax.sparsify`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state has no residual.
-
-    Raises:
-      ValueError: for an unknown `nonfinite`.
+      An optax transformation, without a residual.
 
     Example:
       >>> import optax, sparsejax

@@ -8,13 +8,7 @@ from typing import Any
 import optax
 
 from sparsejax import memories, sparsifiers
-from sparsejax._checks import (
-    check_capacity,
-    check_density,
-    check_fraction,
-    check_number,
-    check_optional_count,
-)
+from sparsejax._checks import check_number, check_optional_count
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName, Workers
 from sparsejax.parts import Exchange
@@ -43,41 +37,28 @@ def dgc(
         acc_r = residual_r + velocity_r
         update = (1/w) sum_r acc_r[S_r],  S_r = {|acc_r| >= t_r},
 
-    and both residual and velocity are cleared at `S_r`. The threshold `t_r` is the
-    density's quantile in a sample of 1 % of `|acc_r|`. **Follow it with plain SGD**:
-    momentum is in here already, and with it steps are up to 1/(1 - momentum) times as
-    long as without.
+    and residual and velocity are cleared at `S_r`. The threshold `t_r` is the density's
+    quantile in a sample of 1 % of `|acc_r|`. **Follow it with plain SGD**: momentum is
+    in here already, and makes steps up to 1/(1 - momentum) times as long.
 
     Args:
-      density: fraction of the coordinates that each worker sends per step, in (0, 1].
+      density: fraction of the coordinates that each worker sends, in (0, 1].
       momentum: in [0, 1).
       warmup_steps: steps at each density of 25 %, 6.25 %, ... that is above `density`,
-        before `density` itself. Each has messages of its own size, so that the
-        program holds one branch for each, and `wire_bytes(...).by_branch` tells them
-        apart. The first ones save little or nothing: with `pairs` the one of 25 % moves
-        0.14 w times the bytes of `dense`, 0.56 on 4 workers and 1.13 on 8, and the one
-        of 6.25 % 0.037 w times.
-      clip_norm: scales a gradient whose norm exceeds `clip_norm / sqrt(w)` down to
-        that, before anything is accumulated; positive.
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default, or another as in `topk`.
-      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
-      capacity: payload slots per worker after the warm-up; by default
-        max(1, floor(density n)).
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+        each a branch of the program. The first ones save little or nothing: with
+        `pairs`, 25 % moves 0.14 w times the bytes of `dense`, 6.25 % 0.037 w times.
+      clip_norm: gradients are clipped to the norm `clip_norm / sqrt(w)` first.
+      axis_name: see `sparsejax.sparsify`.
+      exchange: see `sparsejax.topk`.
+      value_dtype: see `sparsejax.exchanges.pairs`.
+      capacity: slots per worker after warm-up; by default `max(1, floor(density n))`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state holds a float32 residual [n] and a velocity [n] per
-      worker.
+      An optax transformation, with a residual and a velocity [n] per worker.
 
-    Raises:
-      TypeError: if a number is none, or is traced.
-      ValueError: if a number is out of its range, `nonfinite` or `value_dtype` unknown,
-        or if `exchange` cannot deliver overlapping choices.
-
-    Departs from the paper: where the sample gives too low a threshold, what does not
-    fit the message is left at evenly strided ranks, and no second selection is made.
+    Departs from the paper: where the sample gives too low a threshold, no second
+    selection is made; coordinates of evenly strided rank fill the message.
 
     Example:
       >>> import optax, sparsejax
@@ -87,21 +68,20 @@ def dgc(
       Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the
       Communication Bandwidth for Distributed Training", ICLR 2018 (arXiv 1712.01887).
     """
-    density, slots = check_density(density), check_capacity(capacity)
     delivers = exchange_or_pairs(exchange, value_dtype)
-    memory = memories.momentum_correction(check_fraction("momentum", momentum))
+    memory = memories.momentum_correction(momentum)
     steps = check_optional_count("warmup_steps", warmup_steps, 0) or 0
 
-    def at(density, slots):
+    def at(density, capacity):
         return sparsify(
-            sparsifiers.sampled(density, capacity=slots),
+            sparsifiers.sampled(density, capacity=capacity),
             exchange=delivers,
             memory=memory,
             axis_name=axis_name,
             nonfinite=nonfinite,
         )
 
-    tx, start = at(density, slots), _FIRST_DENSITY
+    tx, start = at(density, capacity), _FIRST_DENSITY
     rungs = []
     while steps and start > density:
         rungs.append(at(start, None))

@@ -21,19 +21,14 @@ def ef_sign(
     where sign(0) = +1. A worker receives one bit per coordinate and other worker.
 
     Args:
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      axis_name: see `sparsejax.sparsify`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state holds one float32 residual [n] per worker.
+      An optax transformation, with a float32 residual [n] per worker.
 
-    Raises:
-      ValueError: for an unknown `nonfinite`.
-
-    Departs from the paper: it treats one worker; here the mean of all workers' scaled
-    signs is applied. One magnitude serves the whole vector, not one for each layer, and
-    it is rounded to eight significant bits, which goes into the residual.
+    Departs from the paper: it has one worker, and one magnitude per layer. Here one
+    serves the vector, rounded to eight bits; the residual keeps the rounding error.
 
     Example:
       >>> import optax, sparsejax

@@ -5,7 +5,6 @@ from __future__ import annotations
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_period, check_scale, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
@@ -25,48 +24,32 @@ def marsit(
         update_j = scale sign(u_i(j),j),    c_r <- u_r - update
 
     so that the update is `scale` times the mean of the workers' signs in expectation.
-    Where `step mod period = 0`, counted from step 0, vectors go whole:
+    Where `step mod period = 0`, `update = (1/w) sum_r u_r` and `c_r <- 0`. In any step,
+    `sum of updates + mean(c) = sum of mean gradients`.
 
-        update = (1/w) sum_r u_r,    c_r <- 0
+    On hop m of the ring a worker keeps its own bit with probability 1/(m+1), else the
+    bit that it received. Over a tuple of two axes the bits go around a torus, with
+    `R + C - 2` hops instead of `R C - 1`.
 
-    Whatever the signs do, `sum of updates + mean(c) = sum of mean gradients`.
-
-    Nobody draws `i(j)` for all: on hop m of the ring a worker keeps its own bit with
-    probability 1/(m+1), and the bit that it received otherwise. Over a tuple of two
-    mesh axes the bits go around a torus, with `R + C - 2` hops instead of `R C - 1`.
-
-    Put in front what belongs into the compensation. With the learning rate in front,
-    `x + mean(c)` moves by exactly `-lr_t mean(g)` in every step, whatever the schedule.
-    With the learning rate behind, a gradient that waits is later multiplied by the rate
-    of that time; this is the order in which other recipes are used, and equal for a
-    constant rate. Momentum and Adam in front are local: they see this worker's
-    gradients only, and need `per_worker`.
+    With the learning rate in front, `x + mean(c)` moves by exactly `-lr_t mean(g)` in
+    every step. With the rate behind, as with other recipes, a gradient that waits is
+    multiplied by a later one. Momentum and Adam in front need `per_worker`.
 
     Args:
-      period: of the full steps. None for never: with different data on each worker, the
-        compensations then drift apart, and a period of about 20 is better. 1 is
-        uncompressed training.
-      scale: how far one bit moves a coordinate. By default the root mean square of the
-        workers' gradients (without compensation) over about ten steps. A number
-        instead must match the size of what comes in: 5 to 10 times too small, and
+      period: of the full steps; 1 is uncompressed training. None for never: then the
+        compensations drift apart where workers have different data; 20 is better.
+      scale: how far one bit moves a coordinate; by default the root mean square of the
+        workers' gradients over about ten steps. If it is 5 to 10 times too small,
         compensation piles up until a full step applies it all at once.
-      seed: of the random bits. Equal seeds give equal runs.
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      seed: of the random bits.
+      axis_name: see `sparsejax.sparsify`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to updates (replicated).
-      Its state holds one float32 compensation [n] per worker. `report.details` has the
-      scale, the root mean square of the compensation, and whether the step was full.
+      An optax transformation, with a float32 compensation [n] per worker.
 
-    Raises:
-      TypeError: if `period`, `scale` or `seed` is no number.
-      ValueError: if `period` is below 1, `scale` not positive, `seed` negative, or
-        `nonfinite` unknown.
-
-    Departs from the paper: the step size of the signs follows the gradients, rounded to
-    eight significant bits; the paper has a constant. Probabilities are rounded to
-    multiples of 2^-16.
+    Departs from the paper: the step size of the signs is not constant, but follows the
+    gradients, rounded to eight bits. Probabilities are multiples of 2^-16.
 
     Example:
       Behind the learning rate, or before it:
@@ -76,29 +59,22 @@ def marsit(
       >>> tx = optax.chain(optax.scale_by_learning_rate(rate), sparsejax.marsit())
       >>> tx = optax.chain(sparsejax.marsit(), optax.sgd(rate))
 
-      Behind local momentum, and behind local Adam:
+      Behind local momentum:
 
-      >>> momentum = optax.chain(
+      >>> tx = optax.chain(
       ...     sparsejax.per_worker(optax.trace(decay=0.9)),
       ...     optax.scale_by_learning_rate(rate),
       ...     sparsejax.marsit(),
       ... )
-      >>> adam = optax.chain(
-      ...     sparsejax.per_worker(optax.scale_by_adam()),
-      ...     optax.scale_by_learning_rate(1e-3),
-      ...     sparsejax.marsit(period=20),
-      ... )
 
-      On two workers. The first step is a full one; in the second both agree on the
-      signs, so that no chance is left, and move by the rounded root mean square:
+      On two workers that agree on the signs, a full step and one of bits:
 
       >>> import jax.numpy as jnp
       >>> tx = sparsejax.simulate(sparsejax.marsit(), workers=2)
-      >>> params = {"w": jnp.zeros(2)}
-      >>> grads = {"w": jnp.array([[3.0, -3.0], [5.0, -5.0]])}
-      >>> first, state = tx.update(grads, tx.init(params), params)
-      >>> second, state = tx.update(grads, state, params)
-      >>> print(first["w"], second["w"])
+      >>> grads = jnp.array([[3.0, -3.0], [5.0, -5.0]])
+      >>> first, state = tx.update(grads, tx.init(jnp.zeros(2)))
+      >>> second, state = tx.update(grads, state)
+      >>> print(first, second)
       [ 4. -4.] [ 4.125 -4.125]
 
     References:
@@ -108,11 +84,7 @@ def marsit(
     """
     return sparsify(
         sparsifiers.everything(),
-        exchange=exchanges.one_bit_ring(
-            period=check_period(period),
-            scale=check_scale(scale),
-            seed=check_seed(seed),
-        ),
+        exchange=exchanges.one_bit_ring(period=period, scale=scale, seed=seed),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_density_schedule, check_seed
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
-from sparsejax.sparsifiers._target import target_count
+from sparsejax.sparsifiers._target import Target
 
 
 def random_k(
@@ -36,27 +35,17 @@ def random_k(
     steps, whatever its size: learning rates that suit `dense` may be too high.
 
     Args:
-      density: fraction of the coordinates to deliver per step, in (0, 1]. Or an
-        optax schedule of it: a function from the number of updates made.
-      max_density: the largest density that a schedule reaches, in (0, 1]; with a
-        schedule only, and necessary there, since it fixes the size of messages.
+      density: fraction of the coordinates to deliver, in (0, 1], or a schedule of it.
+      max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       seed: of the draws.
-      unbiased: keep no residual and multiply by n/k instead, so that the expected
-        update is the mean gradient; its variance is n/k times higher.
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      unbiased: keep no residual and multiply by n/k instead: the expected update is
+        the mean gradient, with n/k times the variance. Not with a schedule.
+      axis_name: see `sparsejax.sparsify`.
+      value_dtype: see `sparsejax.exchanges.union`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state holds one float32 residual [n] per worker, or none if
-      `unbiased`.
-
-    Raises:
-      TypeError: if `density` is not a number, or is traced, or if `seed` is no int.
-      ValueError: if `density` is outside (0, 1], `seed` negative, `nonfinite` or
-        `value_dtype` unknown, `max_density` missing or of no use, or for a schedule
-        together with `unbiased`.
+      An optax transformation, with a float32 residual [n] per worker unless `unbiased`.
 
     Example:
       >>> import optax, sparsejax
@@ -65,14 +54,13 @@ def random_k(
     References:
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    density, most = check_density_schedule(density, max_density)
     if unbiased and callable(density):
         raise ValueError(
             "unbiased: the factor n/k is fixed when the step is compiled, so that it "
             "cannot follow a density schedule. Leave one of the two out."
         )
     tx = sparsify(
-        sparsifiers.random_k(density, seed=check_seed(seed), max_density=most),
+        sparsifiers.random_k(density, seed=seed, max_density=max_density),
         exchange=exchanges.union(value_dtype),
         memory=memories.none() if unbiased else memories.error_feedback(),
         axis_name=axis_name,
@@ -83,11 +71,12 @@ def random_k(
 
 def _amplify(density):
     """Multiplies by n/k: the mean, as compilers fuse a product into a sum."""
+    target = Target.of(density)
 
     def amplify(updates, params):
         del params
         n = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        factor = n / target_count(density, n) if n else 1.0
+        factor = n / target.most(n) if n else 1.0
         return jax.tree.map(
             lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), updates
         )

@@ -7,7 +7,6 @@ from typing import Any
 import optax
 
 from sparsejax import memories, sparsifiers
-from sparsejax._checks import check_capacity, check_density_schedule
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.parts import Exchange
@@ -31,31 +30,21 @@ def topk(
 
         update = (1/w) sum_r acc_r[S_r],    residual_r = acc_r outside of S_r,
 
-    with `pairs`; with `union` every worker also delivers what it has at the others'
+    with `pairs`; with `union` every worker also delivers its values at the others'
     coordinates, so that more arrives and more is sent.
 
     Args:
-      density: fraction of the coordinates that each worker sends per step, in (0, 1];
-        the update has up to w times as many, `report.density` says how many. Or an
-        optax schedule of it: a function from the number of updates made.
-      max_density: the largest density that a schedule reaches, in (0, 1]; with a
-        schedule only, and necessary there, since it fixes the size of messages.
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      exchange: `exchanges.pairs()` by default; any that delivers overlapping choices,
-        such as `exchanges.union()` or `exchanges.hashed_owners()`.
-      value_dtype: of values on the wire: float32, or bfloat16 for half the bytes.
-      capacity: payload slots per worker; by default k.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      density: fraction of the coordinates that each worker sends, in (0, 1], or a
+        schedule of it; the update has up to w times as many.
+      max_density: the largest density of a schedule, see `sparsejax.exdyna`.
+      axis_name: see `sparsejax.sparsify`.
+      exchange: one that delivers overlapping choices; by default `exchanges.pairs()`.
+      value_dtype: see `sparsejax.exchanges.pairs`; other exchanges have their own.
+      capacity: slots per worker; by default k.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state holds one float32 residual [n] per worker.
-
-    Raises:
-      TypeError: if `density` or `capacity` is not a number, or is traced.
-      ValueError: if `density` is outside (0, 1], `capacity` below 1, `nonfinite` or
-        `value_dtype` unknown, `max_density` missing or of no use, or if `exchange`
-        cannot deliver overlapping choices.
+      An optax transformation, with a float32 residual [n] per worker.
 
     Example:
       >>> import optax, sparsejax
@@ -66,9 +55,8 @@ def topk(
       EMNLP 2017.
       Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
-    density, most = check_density_schedule(density, max_density)
     return sparsify(
-        sparsifiers.topk(density, capacity=check_capacity(capacity), max_density=most),
+        sparsifiers.topk(density, capacity=capacity, max_density=max_density),
         exchange=exchange_or_pairs(exchange, value_dtype),
         memory=memories.error_feedback(),
         axis_name=axis_name,

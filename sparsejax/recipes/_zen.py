@@ -5,13 +5,12 @@ from __future__ import annotations
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
-from sparsejax._checks import check_density
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 
 
 def zen(
-    capacity: float = 0.05,
+    max_density: float = 0.05,
     *,
     densification: float | None = None,
     rows: bool = True,
@@ -19,44 +18,31 @@ def zen(
     axis_name: AxisName = "data",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """The mean of all gradients, sending only what is not zero: lossless.
+    """The mean of all gradients, without sending a zero: lossless.
 
-    `update = (1/w) sum_r g_r`, as `dense`, for embedding tables and other leaves of
-    whose gradient most rows are zero, different ones on every worker. Each worker
-    sends its non-zero rows to the workers that own them, picked by a hash; owners add
-    up and send the non-zero sums to everybody.
+    `update = (1/w) sum_r g_r`, as `dense`, for embedding tables and other leaves whose
+    gradients are mostly rows of zeros. Each worker sends its non-zero rows to their
+    owners, picked by a hash; owners add up and send the non-zero sums to everybody.
 
-    Messages have a fixed size. If a worker has more non-zeros than `capacity`, or more
-    than expected meet at one owner, all workers agree to average that step densely;
-    `report.details.overflow` says so. Nothing is ever left out.
+    If a worker has more non-zeros than `max_density`, or more than expected meet at one
+    owner, all workers average that step densely; `report.details.overflow` says so.
+    `sparsejax.wire_bytes(tx, params, workers=w).least` is the size of a usual step.
 
     Give it the sparse leaves only: rows have the greatest common size over all leaves.
-    `sparsejax.wire_bytes(tx, params, workers=w).least` is what a usual step moves;
-    `total` adds the dense mean of a step that overflows.
 
     Args:
-      capacity: the largest density of one worker's gradient that has to fit, in rows
-        where leaves have them, in (0, 1].
-      densification: how many times denser the sum is than one gradient, from 1 to w,
-        as which more counts; by default as for independent supports,
-        `(1 - (1-d)^w) / d`.
+      max_density: the fraction of all rows, or coordinates, that fits, in (0, 1].
+      densification: see `sparsejax.exchanges.hashed_owners`.
       rows: whether leaves [V, D] are taken as V rows; otherwise one by one.
-      owners: how owners are found, see `exchanges.hashed_owners`.
-      axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: what to do about NaN and inf, see `sparsejax.sparsify`.
+      owners: see `sparsejax.exchanges.hashed_owners`.
+      axis_name: see `sparsejax.sparsify`.
+      nonfinite: see `sparsejax.sparsify`.
 
     Returns:
-      An optax transformation from local gradients (per worker) to averaged updates
-      (replicated). Its state has no residual. `report.details` has the density before
-      and after, the densification, push and pull imbalance, and the overflow.
+      An optax transformation, without a residual.
 
-    Raises:
-      TypeError: if `capacity` or `densification` is not a number, or is traced.
-      ValueError: if `capacity` is outside (0, 1], `densification` below 1 or not
-        finite, or `owners` or `nonfinite` unknown.
-
-    Departs from the paper: the map to owners is a keyed bijection and not a hash table,
-    as nothing here needs atomics; messages are padded to static sizes.
+    Departs from the paper: the map to owners is a keyed bijection and not a hash table;
+    messages are padded to static sizes.
 
     Example:
       >>> import optax, sparsejax
@@ -70,9 +56,8 @@ def zen(
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025 (arXiv 2309.13254).
     """
-    capacity = check_density(capacity, "capacity")
     return sparsify(
-        sparsifiers.nonzero(capacity, rows=rows),
+        sparsifiers.nonzero(max_density, rows=rows),
         exchange=exchanges.hashed_owners(densification=densification, owners=owners),
         memory=memories.none(),
         axis_name=axis_name,

@@ -1,16 +1,17 @@
-"""The sparsifier of dense methods: the whole vector."""
+"""The whole vector: the choice of dense methods, and of others at density 1."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
-from sparsejax.parts import Payload, Sparsifier
+from sparsejax.parts import Choice, Sparsifier
 
 
-def whole_vector(n: int) -> Payload:
-    """A payload that stands for all `n` coordinates."""
-    demand = jnp.asarray(n, jnp.int32)
-    return Payload(None, None, demand, jnp.zeros((), jnp.float32))
+def whole(n: int) -> Choice:
+    """The choice of all `n` coordinates."""
+    return Choice(None, jnp.asarray(n, jnp.int32), jnp.zeros((), jnp.float32))
 
 
 def everything() -> Sparsifier:
@@ -21,16 +22,30 @@ def everything() -> Sparsifier:
       'everything'
     """
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
+    def select(vector, state, step):
+        del vector
+        return whole(step.n), state
 
-    def select(vector, state, step, workers, layout):
-        del step, workers, layout
-        return whole_vector(vector.shape[0]), state
+    return Sparsifier(select, "everything")
 
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
 
-    return Sparsifier(init, select, adapt, "everything")
+def or_everything(
+    sparsifier: Sparsifier, is_everything: Callable[[int], bool]
+) -> Sparsifier:
+    """`sparsifier`, except that vectors with `is_everything(n)` are chosen whole.
+
+    Its state stays as it is where they are. Exchanges average whole vectors, so that
+    such a step costs no search, no index and no second message.
+    """
+
+    def select(vector, state, step):
+        if is_everything(step.n):
+            return whole(step.n), state
+        return sparsifier.select(vector, state, step)
+
+    def adapt(state, report, step):
+        if is_everything(step.n):
+            return state
+        return sparsifier.adapt(state, report, step)
+
+    return sparsifier._replace(select=select, adapt=adapt)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax import partitions
-from sparsejax.parts import Partition, Payload, Sparsifier, ThresholdRule, Window
-from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax._checks import check_capacity, check_part
+from sparsejax.parts import Choice, Partition, Sparsifier, ThresholdRule, Window
+from sparsejax.sparsifiers._everything import or_everything
+from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._selection import count_in, select_in
 
 # A part that moves may come to reach over nearly all of the vector. Where that is more
@@ -19,7 +20,12 @@ _LARGE = 1 << 20
 
 
 class ExclusiveState(NamedTuple):
-    """State of an exclusive sparsifier. Replicated, and free of `capacity`."""
+    """Replicated; its shapes do not depend on `capacity`.
+
+    Attributes:
+      partition: state of the `Partition`.
+      threshold: state of the `ThresholdRule`.
+    """
 
     partition: Any
     threshold: Any
@@ -42,14 +48,23 @@ def exclusive(
     Where more qualify than may be sent, those of evenly strided rank are sent, so that
     a coordinate's position never decides whether it has to wait.
 
+    Only partitions that read a histogram of the delivered coordinates, such as
+    `partitions.balanced()`, need an exchange that tells one, such as `union`.
+
     Args:
       density: fraction of all coordinates to deliver, in (0, 1], or a schedule: a
         function from Int32[], the step, to Float[].
       partition: how the vector is split, and how the parts move.
-      threshold: how a part's threshold is found.
-      capacity: payload slots per worker; by default what the threshold rule asks for.
+      threshold: how a part's threshold is found; `threshold.partition` fits it.
+      capacity: slots per worker; by default `threshold.capacity`.
       max_density: with a schedule, the largest density it may reach: all sizes follow
         from it. Larger values of the schedule are cut.
+
+    Raises:
+      TypeError: if a number is not one, or is traced; if `partition` is not a
+        `Partition`, or `threshold` not a `ThresholdRule`.
+      ValueError: if a number is out of its range; for a schedule without
+        `max_density`, or `max_density` without a schedule.
 
     Example:
       >>> import sparsejax
@@ -62,7 +77,9 @@ def exclusive(
       >>> sparsifier.support
       'disjoint'
     """
-    target = Target(density, max_density)
+    target, capacity = Target.of(density, max_density), check_capacity(capacity)
+    check_part("partition", partition, Partition, "partitions.even()")
+    check_part("threshold", threshold, ThresholdRule, "thresholds.staircase()")
 
     def init(layout, worker_count):
         n = layout.n
@@ -71,19 +88,17 @@ def exclusive(
             partition.init(n, worker_count), threshold.init(goal, worker_count)
         )
 
-    def select(vector, state, step, workers, layout):
-        n, count = layout.n, workers.count()
-        if target.is_everything(n):
-            return whole_vector(n), state
+    def select(vector, state, step):
+        n, count = step.n, step.w
         goal = target.most(n)
         bounds = partition.bounds(state.partition, n, count, goal)
-        owned = partitions.parts_of(step, count)
-        part = owned[workers.index()]
+        owned = partitions.parts_of(step.index, count)
+        part = owned[step.rank]
         start, size = bounds[part], bounds[part + 1] - bounds[part]
-        quota = partitions.quotas(step, n, target.now(step, n), count)[part]
+        wanted = target.now(step.index, n)
+        quota = partitions.quotas(step.index, n, wanted, count)[part]
         span = partition.span(n, count, goal)
-        slots = threshold.capacity(goal, n, count) if capacity is None else capacity
-        slots = min(slots, span)
+        slots = slot_count(capacity, threshold.capacity(goal, n, count), span)
 
         def search(span):
             def count_at(thresholds):
@@ -97,34 +112,28 @@ def exclusive(
 
         usual = 2 * -(-n // count)
         if span > max(usual, _LARGE):
-            found, indices, demand = workers.cond(
+            found, indices, demand = step.workers.cond(
                 jnp.all(jnp.diff(bounds) <= usual),
                 lambda: search(usual),
                 lambda: search(span),
             )
         else:
             found, indices, demand = search(span)
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        window = Window(bounds[owned], span)
-        return Payload(indices, values, demand, found, window=window), state
+        return Choice(indices, demand, found, Window(bounds[owned], span)), state
 
-    def adapt(state, report, step, layout):
-        n, count = layout.n, report.demand.shape[0]
-        if target.is_everything(n):
-            return state
-        goal = target.most(n)
-        demand = partitions.by_part(report.demand, step, count)
-        thresholds = partitions.by_part(report.threshold, step, count)
+    def adapt(state, report, step):
+        n = step.n
+        demand = partitions.by_part(report.demand, step.index, step.w)
+        found = partitions.by_part(report.threshold, step.index, step.w)
+        reads = "histogram" in partition.reads
+        histogram = report.details.histogram if reads else None
+        moved = partition.adapt(
+            state.partition, n, target.most(n), demand, found, histogram
+        )
+        wanted = target.now(step.index, n)
         return ExclusiveState(
-            partition.adapt(
-                state.partition,
-                n,
-                goal,
-                demand,
-                thresholds,
-                report.details.histogram,
-            ),
-            threshold.adapt(state.threshold, demand, thresholds, target.now(step, n)),
+            moved, threshold.adapt(state.threshold, demand, found, wanted)
         )
 
-    return Sparsifier(init, select, adapt, "disjoint")
+    made = Sparsifier(select, "disjoint", init=init, adapt=adapt, reads=partition.reads)
+    return or_everything(made, target.is_everything)

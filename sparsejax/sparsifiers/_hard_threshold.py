@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from sparsejax.parts import Payload, Sparsifier
-from sparsejax.sparsifiers._target import target_count
+from sparsejax._checks import check_capacity, check_density, check_threshold
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import compact
 
 
 def hard_threshold(
-    threshold: float, *, density: float = 0.01, capacity: int | None = None
+    threshold: float, *, max_density: float = 0.01, capacity: int | None = None
 ) -> Sparsifier:
     """Selects `|x| >= threshold` on each worker, in one pass.
 
     Where more qualify than fit, those of evenly strided rank are sent.
 
     Args:
-      threshold: in units of the accumulated gradient.
-      density: size of the message, as a fraction of the coordinates, in (0, 1].
-      capacity: payload slots per worker; by default what `density` stands for.
+      threshold: in units of the accumulated gradient, at least 0.
+      max_density: the fraction of the coordinates that fits the message, in (0, 1].
+      capacity: slots per worker; by default `max(1, floor(max_density n))`.
+
+    Raises:
+      TypeError: if an argument is not a number, or is traced.
+      ValueError: if an argument is out of its range.
 
     Example:
       >>> import sparsejax
@@ -30,21 +35,12 @@ def hard_threshold(
       ...     memory=memories.error_feedback(),
       ... )
     """
+    threshold, capacity = check_threshold(threshold), check_capacity(capacity)
+    max_density = check_density(max_density, "max_density")
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
+    def select(vector, state, step):
+        most = slot_count(capacity, target_count(max_density, step.n), step.n)
+        indices, demand = compact(vector, threshold, capacity=most)
+        return Choice(indices, demand, jnp.float32(threshold)), state
 
-    def select(vector, state, step, workers, layout):
-        del step, workers
-        goal = target_count(density, layout.n)
-        slots = goal if capacity is None else min(capacity, layout.n)
-        indices, demand = compact(vector, threshold, capacity=slots)
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        return Payload(indices, values, demand, jnp.float32(threshold)), state
-
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
-
-    return Sparsifier(init, select, adapt, "overlapping")
+    return Sparsifier(select, "overlapping")

@@ -6,25 +6,31 @@ import math
 
 import jax.numpy as jnp
 
-from sparsejax.parts import Payload, Sparsifier
-from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax._checks import check_density
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.vectors import _bits
 
 
-def nonzero(capacity: float = 0.05, *, rows: bool = True) -> Sparsifier:
+def nonzero(max_density: float = 0.05, *, rows: bool = True) -> Sparsifier:
     """Chooses every non-zero coordinate, or every row with one. NaN is not zero.
 
     With `rows`, the vector is taken as rows of D coordinates, D the greatest common
     divisor of the sizes of the leaves' rows (see `Layout.row_size`): one index then
     stands for D values. One pass over the vector finds them.
 
-    Where more than fit are non-zero, the payload says that it is not complete:
-    `hashed_owners` and `recursive_doubling` then average whole vectors, with other
-    exchanges what did not fit waits in the memory.
+    The choice is lossless: where more than fit are non-zero, `hashed_owners` and
+    `recursive_doubling` average whole vectors. With other exchanges the rest waits in
+    the memory.
 
     Args:
-      capacity: payload slots as a fraction of all coordinates or rows, in (0, 1].
+      max_density: the fraction of all coordinates, or rows, that fits the message, in
+        (0, 1].
       rows: whether to look for rows where the leaves have some.
+
+    Raises:
+      TypeError: if `max_density` is not a number, or is traced.
+      ValueError: if `max_density` is outside (0, 1].
 
     Example:
       >>> import sparsejax
@@ -35,38 +41,20 @@ def nonzero(capacity: float = 0.05, *, rows: bool = True) -> Sparsifier:
       ...     memory=memories.none(),
       ... )
     """
+    max_density = check_density(max_density, "max_density")
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
-    def select(vector, state, step, workers, layout):
-        del step, workers
-        n = layout.n
-        if not n:
-            return whole_vector(n), state
-        width = layout.row_size if rows else 1
-        shape = (n // width, width) if width > 1 else (n,)
-        units = vector.reshape(shape)
-        flags = units != 0
+    def select(vector, state, step):
+        width = step.layout.row_size if rows else 1
+        units = step.n // width
+        flags = vector.reshape((units, width) if width > 1 else (units,)) != 0
         words = _bits.pack(jnp.any(flags, axis=1) if width > 1 else flags)
         demand = jnp.sum(_bits.popcount(words), dtype=jnp.int32)
         # The factor undoes the rounding of products such as 0.07 * 100 = 7.000...1.
-        slots = max(1, math.ceil(capacity * shape[0] * (1 - 1e-12)))
-        ranks = jnp.arange(min(slots, shape[0]), dtype=jnp.int32)
+        slots = max(1, math.ceil(max_density * units * (1 - 1e-12)))
+        ranks = jnp.arange(min(slots, units), dtype=jnp.int32)
         indices = _bits.positions(words, ranks, lambda rank: rank)
-        indices = jnp.where(ranks < demand, indices, shape[0])
-        values = units.at[indices].get(mode="fill", fill_value=0)
-        return Payload(
-            indices,
-            values,
-            demand,
-            jnp.zeros((), jnp.float32),
-            complete=demand <= ranks.size,
-        ), state
+        indices = jnp.where(ranks < demand, indices, units)
+        return Choice(indices, demand, jnp.float32(0), row_size=width), state
 
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
-
-    return Sparsifier(init, select, adapt, "overlapping")
+    made = Sparsifier(select, "overlapping", lossless=True)
+    return or_everything(made, lambda n: n == 0)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from sparsejax.parts import Agreed, Payload, Sparsifier
-from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax._checks import check_seed
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax.vectors._mixing import mixed
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32
@@ -34,6 +36,11 @@ def random_k(
       max_density: with a schedule, the largest density it may reach: all sizes follow
         from it. Larger values of the schedule are cut.
 
+    Raises:
+      TypeError: if an argument is not a number, or `density` is traced.
+      ValueError: if an argument is out of its range; for a schedule without
+        `max_density`, or `max_density` without a schedule.
+
     Example:
       >>> import sparsejax
       >>> from sparsejax import exchanges, memories, sparsifiers
@@ -43,31 +50,17 @@ def random_k(
       ...     memory=memories.error_feedback(),
       ... )
     """
-    target = Target(density, max_density)
+    target, seed = Target.of(density, max_density), check_seed(seed)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
+    def select(vector, state, step):
+        del vector
+        key = jax.random.fold_in(jax.random.key(seed), step.index)
+        keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+        live = target.now(step.index, step.n)
+        indices = sample(keys, step.n, target.most(step.n), live)
+        return Choice(indices, jnp.asarray(live, jnp.int32), jnp.float32(0)), state
 
-    def select(vector, state, step, workers, layout):
-        del workers
-        n = layout.n
-        if target.is_everything(n):
-            return whole_vector(n), state
-        keys = jax.random.bits(
-            jax.random.fold_in(jax.random.key(seed), step), (_ROUNDS,), jnp.uint32
-        )
-        live = target.now(step, n)
-        indices = sample(keys, n, target.most(n), live)
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        demand, threshold = jnp.asarray(live, jnp.int32), jnp.float32(0)
-        return Payload(indices, values, demand, threshold, window=Agreed()), state
-
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
-
-    return Sparsifier(init, select, adapt, "agreed")
+    return or_everything(Sparsifier(select, "agreed"), target.is_everything)
 
 
 def sample(
@@ -77,7 +70,7 @@ def sample(
 
     They are the images of `0 .. k-1` under a keyed permutation, so that nothing of size
     n is shuffled: a Feistel network on the digits of a number in a grid of `a` times
-    `b`, which is hardly larger than `n`; what lands outside is permuted again.
+    `b`, which is hardly larger than `n`; images outside are permuted again.
 
     References:
       Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
@@ -88,8 +81,8 @@ def sample(
     def permute(x):
         left, right = x // b, x % b
         for i in range(0, _ROUNDS, 2):
-            left = (left + _hash(right, keys[i]) % a) % a
-            right = (right + _hash(left, keys[i + 1]) % b) % b
+            left = (left + mixed(right, keys[i]) % a) % a
+            right = (right + mixed(left, keys[i + 1]) % b) % b
         return left * b + right
 
     def again(x):
@@ -99,11 +92,3 @@ def sample(
     drawn = permute(order)
     drawn = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, drawn)
     return jnp.sort(jnp.where(order < live, drawn, n).astype(jnp.int32))
-
-
-def _hash(x, key):
-    """A mixer of 32 bits: the finaliser of MurmurHash3, with a key."""
-    x = x ^ key
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return x ^ (x >> 16)

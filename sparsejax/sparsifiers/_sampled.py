@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import thresholds
-from sparsejax.parts import Payload, Sparsifier
-from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._target import target_count
+from sparsejax._checks import check_capacity, check_density
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._everything import or_everything
+from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import compact, count_in, muldiv
 
 # Published: a sample of 1 %. At least so many of its magnitudes should exceed the
@@ -26,13 +27,17 @@ _LEAP = np.uint32(1327217885)
 def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
     """Selects `|x| >= t`, `t` the density's quantile in a sample of 1 %.
 
-    The sample is evenly strided, from another coordinate in each step. It aims one
-    standard deviation low, so that messages are mostly full; what does not fit is left
-    at evenly strided ranks.
+    The sample is evenly strided, from another coordinate in each step. The threshold
+    is one standard deviation low, so that messages are mostly full; coordinates that do
+    not fit are left at evenly strided ranks.
 
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].
-      capacity: payload slots per worker; by default `max(1, floor(density n))`.
+      capacity: slots per worker; by default `max(1, floor(density n))`.
+
+    Raises:
+      TypeError: if an argument is not a number, or is traced.
+      ValueError: if an argument is out of its range.
 
     Example:
       >>> import sparsejax
@@ -44,18 +49,13 @@ def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
       ... )
     """
     rule = thresholds.quota(slack=0.0)
+    density, capacity = check_density(density), check_capacity(capacity)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
-    def select(vector, state, step, workers, layout):
-        n = layout.n
+    def select(vector, state, step):
+        n = step.n
         goal = target_count(density, n)
-        if goal >= n:
-            return whole_vector(n), state
         size = min(n, math.ceil(max(_FRACTION * n, _LEAST_ABOVE / density)))
-        first = (step.astype(jnp.uint32) * _LEAP % n).astype(jnp.int32)
+        first = (step.index.astype(jnp.uint32) * _LEAP % n).astype(jnp.int32)
         grid = muldiv(jnp.arange(size, dtype=jnp.int32), jnp.int32(n), size)
         # (grid + first) mod n, where the sum may not fit.
         sample = vector[jnp.where(grid < n - first, grid + first, grid - (n - first))]
@@ -69,13 +69,9 @@ def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
         found = rule.find(
             unknown, jnp.int32(0), jnp.int32(quota), jnp.int32(size), count_at
         )
-        slots = goal if capacity is None else min(capacity, n)
-        indices, demand = compact(vector, found, capacity=slots)
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        return Payload(indices, values, demand, found), state
+        most = slot_count(capacity, goal, n)
+        indices, demand = compact(vector, found, capacity=most)
+        return Choice(indices, demand, found), state
 
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
-
-    return Sparsifier(init, select, adapt, "overlapping")
+    made = Sparsifier(select, "overlapping")
+    return or_everything(made, lambda n: target_count(density, n) >= n)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax.numpy as jnp
+
+from sparsejax._checks import check_density_schedule
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int
@@ -22,12 +24,22 @@ def target_count(density: float, n: int) -> int:
 
 
 def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
-    """Int32[]: `target_count` of what a schedule says in this step, at most `most`."""
+    """Int32[]: `target_count` of the schedule's value in this step, at most `most`."""
     density = jnp.asarray(schedule(step), jnp.float32)
     # The factor is two roundings of float32, and NaN is the least there is.
     wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
     bounded = jnp.clip(wanted, 0.0, jnp.float32(most)).astype(jnp.int32)
     return jnp.clip(bounded, min(1, most), most)
+
+
+def slot_count(capacity: int | None, default: int, most: int) -> int:
+    """Slots of a worker's message: `capacity`, or `default` for None; at most `most`.
+
+    Example:
+      >>> [slot_count(capacity, 10, 100) for capacity in (None, 20, 200)]
+      [10, 20, 100]
+    """
+    return min(default if capacity is None else capacity, most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +49,27 @@ class Target:
     Attributes:
       density: fraction of all coordinates, in (0, 1], or a schedule: a function from
         Int32[], the step, to Float[].
-      max_density: with a schedule, the largest density it may reach: all sizes follow
-        from it. Larger values of the schedule are cut.
+      max_density: the largest density of any step: all sizes follow from it. Larger
+        values of a schedule are cut.
     """
 
     density: float | Schedule
-    max_density: float | None = None
+    max_density: float
+
+    @classmethod
+    def of(cls, density: Any, max_density: Any = None) -> Self:
+        """The target that a user's arguments stand for; checks them.
+
+        Raises:
+          TypeError: if one of them is not a number, or is traced.
+          ValueError: if one is outside (0, 1]; for a schedule without `max_density`, or
+            `max_density` without a schedule.
+        """
+        return cls(*check_density_schedule(density, max_density))
 
     def most(self, n: int) -> int:
         """Static: the target of any step, at most."""
-        largest: Any = self.max_density if callable(self.density) else self.density
-        return target_count(largest, n)
+        return target_count(self.max_density, n)
 
     def now(self, step: Int[Array, ""], n: int) -> Any:
         """The target of this step: an int, or Int32[] of a schedule."""
@@ -57,5 +79,5 @@ class Target:
         return live_count(self.density, step, n, most)
 
     def is_everything(self, n: int) -> bool:
-        """Whether it is all coordinates in every step."""
+        """Whether the target is all coordinates in every step."""
         return not callable(self.density) and self.most(n) >= n

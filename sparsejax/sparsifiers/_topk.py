@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from sparsejax import thresholds
-from sparsejax.parts import Payload, Sparsifier
-from sparsejax.sparsifiers._everything import whole_vector
-from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax._checks import check_capacity
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._everything import or_everything
+from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._selection import count_in, select_in
 
 
@@ -28,9 +29,14 @@ def topk(
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1], or a
         schedule: a function from Int32[], the step, to Float[].
-      capacity: payload slots per worker; by default k.
+      capacity: slots per worker; by default, and at most, k.
       max_density: with a schedule, the largest density it may reach: all sizes follow
         from it. Larger values of the schedule are cut.
+
+    Raises:
+      TypeError: if an argument is not a number, or is traced.
+      ValueError: if an argument is out of its range; for a schedule without
+        `max_density`, or `max_density` without a schedule.
 
     Example:
       >>> import sparsejax
@@ -42,31 +48,28 @@ def topk(
       ... )
     """
     rule = thresholds.quota(slack=0.0)
-    target = Target(density, max_density)
+    target, capacity = Target.of(density, max_density), check_capacity(capacity)
 
     def init(layout, worker_count):
         return rule.init(target.most(layout.n), worker_count)
 
-    def select(vector, state, step, workers, layout):
-        n = layout.n
-        if target.is_everything(n):
-            return whole_vector(n), state
+    def select(vector, state, step):
+        n = step.n
 
         def count_at(thresholds):
             return count_in(vector, 0, n, thresholds, span=n)
 
-        quota, size = jnp.asarray(target.now(step, n), jnp.int32), jnp.int32(n)
-        found = rule.find(state, workers.index(), quota, size, count_at)
-        most = target.most(n)
-        slots = most if capacity is None else min(most, capacity)
-        limit = jnp.minimum(quota, slots)
-        indices, demand = select_in(vector, 0, n, found, limit, span=n, capacity=slots)
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        return Payload(indices, values, demand, found), state
+        quota = jnp.asarray(target.now(step.index, n), jnp.int32)
+        found = rule.find(state, step.rank, quota, jnp.int32(n), count_at)
+        most = slot_count(capacity, target.most(n), target.most(n))
+        limit = jnp.minimum(quota, most)
+        indices, demand = select_in(vector, 0, n, found, limit, span=n, capacity=most)
+        return Choice(indices, demand, found), state
 
-    def adapt(state, report, step, layout):
+    def adapt(state, report, step):
         # The rule's target is that of all workers. As a float: it may pass 2^31.
-        goal = report.demand.size * jnp.asarray(target.now(step, layout.n), jnp.float32)
-        return rule.adapt(state, report.demand, report.threshold, goal)
+        each = jnp.asarray(target.now(step.index, step.n), jnp.float32)
+        return rule.adapt(state, report.demand, report.threshold, step.w * each)
 
-    return Sparsifier(init, select, adapt, "overlapping")
+    made = Sparsifier(select, "overlapping", init=init, adapt=adapt)
+    return or_everything(made, target.is_everything)

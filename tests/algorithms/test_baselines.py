@@ -61,6 +61,11 @@ def test_samples_are_uniform():
     assert np.all(np.abs(pairs[apart] - p) < 5 * np.sqrt(p * (1 - p) / draws))
 
 
+def test_draws_are_those_of_earlier_versions():
+    """A seed stands for a stream of draws: runs can be repeated."""
+    assert draw(3, 1000, 6).tolist() == [64, 97, 383, 490, 840, 905]
+
+
 def test_random_k_needs_no_indices_and_changes_every_step():
     tx = sparsejax.random_k(0.1, seed=3)
     gradient = np.ones((2, 100), np.float32)
@@ -88,7 +93,7 @@ def test_unbiased_random_k():
 
 def test_hard_threshold():
     drawn = np.array([[0.5, -2, 3, 0.9], [1, 0, -1.5, 0.2]], np.float32)
-    updates, states = run(sparsejax.hard_threshold(1.0, density=1.0), [drawn])
+    updates, states = run(sparsejax.hard_threshold(1.0, max_density=1.0), [drawn])
     sent = np.where(np.abs(drawn) >= 1, drawn, 0)
     np.testing.assert_allclose(updates[0], sent.mean(axis=0))
     np.testing.assert_allclose(states[0].memory.per_worker, drawn - sent)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparsejax
-from sparsejax import thresholds
+from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from sparsejax.sparsifiers import _exclusive
 from tests.harness import OPTIMIZED
 from tests.reference import Global, gradient_stream
@@ -175,6 +175,27 @@ def test_every_coordinate_gets_its_turn():
         updates, state = update(jnp.ones((workers, n)), state)
         times_sent += np.asarray(updates) != 0
     assert times_sent.min() >= 2
+
+
+@pytest.mark.parametrize("make", [partitions.even, partitions.published])
+def test_parts_that_read_no_histogram_need_none(make):
+    """Behind an exchange that tells none, as behind `union`."""
+    n, workers = 640, 4
+    chooser = sparsifiers.exclusive(
+        0.05, partition=make(), threshold=thresholds.quota()
+    )
+    runs = []
+    for exchange in (exchanges.union(), exchanges.hashed_owners()):
+        tx = sparsejax.sparsify(chooser, exchange=exchange, memory=memories.none())
+        simulated = sparsejax.simulate(tx, workers=workers)
+        state = simulated.init(jnp.zeros(n))
+        update = jax.jit(simulated.update)
+        for t in range(3):
+            drawn = jax.random.normal(jax.random.key(t), (workers, n))
+            _, state = update(drawn, state)
+        runs.append((state.report.sent, state.sparsifier))
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+    assert runs[0][0] == int(0.05 * n)
 
 
 def test_large_parts_are_searched_as_usual_ones(monkeypatch):

@@ -8,25 +8,35 @@ import pytest
 
 from sparsejax import sparsifiers
 from sparsejax._layout import Layout
+from sparsejax.parts import Step
 
 
 def test_nonzero_chooses_rows():
     layout = Layout.of({"a": jnp.zeros((5, 6)), "b": jnp.zeros((2, 4))})
     assert layout.row_size == 2
     vector = jnp.zeros(38).at[jnp.array([1, 7, 37])].set(jnp.array([3.0, jnp.nan, -1]))
-    chooser = sparsifiers.nonzero(0.2)
-    payload, _ = chooser.select(vector, (), 0, None, layout)
-    np.testing.assert_array_equal(payload.indices, [0, 3, 18, 19])
-    np.testing.assert_array_equal(
-        payload.values, [[0, 3], [0, np.nan], [0, -1], [0, 0]]
-    )
-    assert payload.demand == 3
-    assert payload.complete
-    small, _ = sparsifiers.nonzero(0.1).select(vector, (), 0, None, layout)
-    assert small.demand == 3
-    assert not small.complete
-    single, _ = sparsifiers.nonzero(0.1, rows=False).select(vector, (), 0, None, layout)
+
+    def choose(*arguments, **options):
+        sparsifier = sparsifiers.nonzero(*arguments, **options)
+        assert sparsifier.lossless
+        choice, _ = sparsifier.select(vector, (), Step(jnp.int32(0), None, layout))
+        return choice
+
+    rows = choose(0.2)
+    np.testing.assert_array_equal(rows.indices, [0, 3, 18, 19])
+    assert (rows.row_size, rows.demand) == (2, 3)
+    small = choose(0.1)
+    np.testing.assert_array_equal(small.indices, [0, 3])
+    assert (small.row_size, small.demand) == (2, 3)
+    single = choose(0.1, rows=False)
     np.testing.assert_array_equal(single.indices, [1, 7, 37, 38])
+    assert (single.row_size, single.demand) == (1, 3)
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), ("1", TypeError)])
+def test_nonzero_names_its_argument(value, error):
+    with pytest.raises(error, match=r"max_density: got .*in \(0, 1\]"):
+        sparsifiers.nonzero(value)
 
 
 @pytest.mark.parametrize(

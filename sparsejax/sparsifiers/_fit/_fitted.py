@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax.parts import Payload, Sparsifier
-from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax._checks import (
+    check_capacity,
+    check_choice,
+    check_density,
+    check_optional_count,
+)
+from sparsejax.parts import Choice, Sparsifier
+from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._fit._stages import tail_threshold
-from sparsejax.sparsifiers._target import target_count
+from sparsejax.sparsifiers._fit._tails import FITS
+from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import compact
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ class FittedState(NamedTuple):
 
 
 def most_stages(density: float) -> int:
-    """As many as would halve what is kept each time."""
+    """As many as would each keep one half of the magnitudes."""
     return max(1, math.ceil(math.log(density) / math.log(0.5)))
 
 
@@ -52,11 +59,15 @@ def fitted(
     Args:
       density: fraction of the coordinates that each worker aims at, in (0, 1].
       fit: "exponential", "generalized_pareto" or "gamma".
-      stages: how many fits, each to what exceeds the threshold of the one before; None
-        adapts their number.
+      stages: how many fits, each to the magnitudes above the threshold of the one
+        before; None adapts their number.
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
-      capacity: payload slots per worker; by default 1.2 times what `density` stands
-        for, the excess at which the number of stages is left as it is.
+      capacity: slots per worker; by default `1.2 max(1, floor(density n))`, the most
+        at which the number of stages is left as it is.
+
+    Raises:
+      TypeError: if a number is not one, or is traced.
+      ValueError: if a number is out of its range, or `fit` or `granularity` unknown.
 
     Example:
       >>> import sparsejax
@@ -68,6 +79,11 @@ def fitted(
       ... )
     """
 
+    density, capacity = check_density(density), check_capacity(capacity)
+    stages = check_optional_count("stages", stages)
+    check_choice("fit", fit, tuple(FITS))
+    check_choice("granularity", granularity, ("vector", "leaf"))
+
     def init(layout, worker_count):
         del layout
         return FittedState(
@@ -75,15 +91,11 @@ def fitted(
             jnp.zeros((worker_count,), jnp.float32),
         )
 
-    def select(vector, state, step, workers, layout):
-        del step
-        n = layout.n
-        goal = target_count(density, n)
-        if goal >= n:
-            return whole_vector(n), state
-        slots = math.ceil(_TOO_MANY * goal) if capacity is None else capacity
-        slots = min(slots, n)
-        number = state.stages[workers.index()] if stages is None else jnp.int32(stages)
+    def select(vector, state, step):
+        layout = step.layout
+        goal = target_count(density, step.n)
+        slots = slot_count(capacity, math.ceil(_TOO_MANY * goal), step.n)
+        number = state.stages[step.rank] if stages is None else jnp.int32(stages)
         if granularity == "vector":
             found = tail_threshold(vector, density, fit, number)
             indices, demand = compact(vector, found, capacity=slots)
@@ -95,20 +107,20 @@ def fitted(
             flags = jnp.concatenate(reached).astype(jnp.float32)
             indices, demand = compact(flags, 1.0, capacity=slots)
             found = jnp.min(jnp.stack(limits))
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        return Payload(indices, values, demand, found), state
+        return Choice(indices, demand, found), state
 
-    def adapt(state, report, step, layout):
-        goal = target_count(density, layout.n)
-        if stages is not None or goal >= layout.n:
+    def adapt(state, report, step):
+        if stages is not None:
             return state
+        goal = target_count(density, step.n)
         ratio = state.ratio + report.demand.astype(jnp.float32) / goal
         fewer = (ratio > _TOO_MANY * _PERIOD).astype(jnp.int32)
         more = (ratio < _TOO_FEW * _PERIOD).astype(jnp.int32)
         moved = jnp.clip(state.stages + more - fewer, 1, most_stages(density))
-        due = step % _PERIOD == _PERIOD - 1
+        due = step.index % _PERIOD == _PERIOD - 1
         return FittedState(
             jnp.where(due, moved, state.stages), jnp.where(due, 0.0, ratio)
         )
 
-    return Sparsifier(init, select, adapt, "overlapping")
+    made = Sparsifier(select, "overlapping", init=init, adapt=adapt)
+    return or_everything(made, lambda n: target_count(density, n) >= n)

@@ -14,7 +14,7 @@ from sparsejax.sparsifiers._fit._tails import FITS, moments_above, scaled
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# The published program: what the first of several stages keeps.
+# The published program: the fraction that the first of several stages keeps.
 _FIRST = 0.25
 
 
@@ -23,8 +23,8 @@ def tail_threshold(
 ) -> Float[Array, ""]:
     """The magnitude that a fraction `density` exceeds, if the fit is right.
 
-    Never above the largest magnitude, which a fit does not know, nor 0: a vector that
-    is not zero gets at least one coordinate selected, and zeros never are.
+    Never above the largest magnitude, which a fit does not know, and never 0: of a
+    vector that is not zero at least one coordinate is selected, and zeros never are.
     """
     first, later = FITS[fit]
     x, largest = scaled(vector)

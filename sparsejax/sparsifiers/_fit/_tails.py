@@ -1,7 +1,8 @@
 """Thresholds read off distributions that are fitted to magnitudes by moments.
 
-Fits read the vector piece by piece and sort nothing. Local arithmetic only: per worker
-where what goes in is. `p` is the fraction of the magnitudes that should be larger.
+Fits read the vector piece by piece and sort nothing. All arithmetic is local: results
+differ between workers where arguments do. `p` is the fraction of the magnitudes that
+should be larger.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def gamma(x: Scaled, p: Scalar) -> Scalar:
 
 
 Fit = Callable[[Moments, "Scalar"], "Scalar"]
-# What the first stage makes of all magnitudes, and later ones of exceedances.
+# The threshold of the first stage, from all magnitudes, and that of later stages, from
+# exceedances.
 FITS: dict[str, tuple[Callable[..., Scalar], Fit]] = {
     "exponential": (lambda x, p: exponential(moments_of(x), p), exponential),
     "generalized_pareto": (

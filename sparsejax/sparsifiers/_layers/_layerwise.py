@@ -9,30 +9,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import partitions, thresholds
+from sparsejax._checks import check_capacity, check_density
 from sparsejax._workers import vary_like
-from sparsejax.parts import Payload, Sparsifier, Window
-from sparsejax.sparsifiers._everything import whole_vector
+from sparsejax.parts import Choice, Sparsifier, Window
+from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._layers._shares import allocate, cut, rounded
-from sparsejax.sparsifiers._target import target_count
+from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import count_in, select_in
 
-# Norms whose squares overflow are infinite; as numbers their sum should be finite.
+# Norms whose squares overflow are infinite; cut at this, their sum is finite.
 _LARGEST = 1e30
 
 
 def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
     """Selects `k_l` coordinates of each layer, in proportion to the layer's norm.
 
-    The workers agree on the norms by a sum of one number per layer. `k_l` are whole and
-    sum to K*, by largest remainders. The vector is cut where the running sum of `k_l`
-    reaches multiples of K*/w: so parts hold one or
-    several layers or pieces of one, and each worker selects K*/w coordinates in a part
-    of its own. Parts rotate: at step t worker r owns part `(t + r) mod w`. In each
-    piece a threshold is searched by counting at several ones per pass.
+    The workers agree on the norms by a sum of one number per layer. The `k_l` are whole
+    and sum to K*, by largest remainders. The vector is cut where the running sum of
+    `k_l` reaches multiples of K*/w: so a part holds layers or pieces of layers, and
+    each worker selects K*/w coordinates in a part of its own. Parts rotate: at step t
+    worker r owns part `(t + r) mod w`. The threshold of each piece is searched by
+    counting at several ones per pass.
 
     Args:
       density: fraction of all coordinates to deliver, in (0, 1].
-      capacity: payload slots per worker; by default ceil(K*/w).
+      capacity: slots per worker; by default `ceil(K*/w)`.
+
+    Raises:
+      TypeError: if an argument is not a number, or is traced.
+      ValueError: if an argument is out of its range.
 
     Example:
       >>> import sparsejax
@@ -44,29 +49,24 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
       ... )
     """
     rule = thresholds.quota()
+    density, capacity = check_density(density), check_capacity(capacity)
 
-    def init(layout, worker_count):
-        del layout, worker_count
-        return ()
-
-    def select(vector, state, step, workers, layout):
-        n, count = layout.n, workers.count()
+    def select(vector, state, step):
+        layout, n, count = step.layout, step.n, step.w
         goal = target_count(density, n)
-        if goal >= n:
-            return whole_vector(n), state
         order = [i for i in layout.order if layout.sizes[i]]
         sizes = np.array([layout.sizes[i] for i in order], np.int32)
         edges = np.array([layout.offsets[i] for i in order] + [n], np.int32)
         layers = [vector[a:b] for a, b in itertools.pairwise(edges)]
         norms = jnp.stack([jnp.linalg.norm(x) for x in layers])
-        norms = workers.mean(jnp.minimum(norms, _LARGEST))
+        norms = step.workers.mean(jnp.minimum(norms, _LARGEST))
         counts = rounded(allocate(norms, sizes, goal), sizes, goal)
-        quotas = partitions.quotas(step, n, goal, count)
+        quotas = partitions.quotas(step.index, n, goal, count)
         goals = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(quotas)])
         bounds = cut(counts, edges, goals)
-        owned = partitions.parts_of(step, count)
-        part = owned[workers.index()]
-        slots = min(n, -(-goal // count) if capacity is None else capacity)
+        owned = partitions.parts_of(step.index, count)
+        part = owned[step.rank]
+        slots = slot_count(capacity, -(-goal // count), n)
         # This worker's piece of each layer, and how many to select there.
         first = jnp.maximum(bounds[part], edges[:-1])
         length = jnp.maximum(jnp.minimum(bounds[part + 1], edges[1:]) - first, 0)
@@ -102,12 +102,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         start = vary_like(start, vector)
         indices, _, demand, lowest = jax.lax.fori_loop(low, high, visit, start)
         indices = indices[:slots]
-        values = vector.at[indices].get(mode="fill", fill_value=0)
-        window = Window(bounds[owned], n)
-        return Payload(indices, values, demand, lowest, window=window), state
+        return Choice(indices, demand, lowest, Window(bounds[owned], n)), state
 
-    def adapt(state, report, step, layout):
-        del report, step, layout
-        return state
-
-    return Sparsifier(init, select, adapt, "disjoint")
+    made = Sparsifier(select, "disjoint")
+    return or_everything(made, lambda n: target_count(density, n) >= n)

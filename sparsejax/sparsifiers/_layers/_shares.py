@@ -1,6 +1,6 @@
 """How many coordinates each layer gets, and where that cuts the vector into parts.
 
-Replicated and deterministic: each worker computes the same from what all of them know.
+Replicated and deterministic: each worker computes the same from facts that all have.
 Shapes: `L` layers, `w` workers.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# Every coordinate has this share of the norm beside its layer's: so no layer, not one
-# of zeros, is without any.
+# Every coordinate has this share of the norm beside its layer's: so every layer has a
+# share, a layer of zeros too.
 _FLOOR = 1e-6
 
 
@@ -46,7 +46,7 @@ def rounded(
     """Int32[L]: `shares` as whole numbers, at most `sizes`, that sum to `goal` exactly.
 
     Rounded down, and one more for the largest remainders. Sums of floats are a little
-    off: what is then still missing, or too much, goes to whoever has room.
+    off: the rest, missing or too much, goes to layers that have room.
     """
     floors = jnp.minimum(jnp.floor(shares).astype(jnp.int32), sizes)
     order = jnp.argsort(floors.astype(jnp.float32) - shares)
@@ -71,8 +71,8 @@ def cut(
     """Int32[w + 1]: where the running sum of `counts` reaches `goals`. Replicated.
 
     `goals` ascend from 0 to the sum. Inside a layer of `k` out of `size` coordinates
-    each takes `size // k` of them, and the first `size % k` one more: so a piece is
-    never shorter than what is to be selected in it.
+    each takes `size // k` of them, and the first `size % k` one more: so a piece always
+    holds the coordinates to select in it.
     """
     edges = jnp.asarray(edges, jnp.int32)
     ends = jnp.cumsum(counts)
