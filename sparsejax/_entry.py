@@ -16,7 +16,8 @@ from sparsejax.placement._markers import drop_worker_axis
 def check_init(params: Any, workers: Workers) -> None:
     """Raises what a call of `init` in the wrong place, or of a wrong tree, deserves."""
     refuse_wrappers("init")
-    _check_whole("init", params, workers)
+    if workers.bound():
+        _check_whole("init", params, workers)
 
 
 def enter(updates: Any, state: Any, workers: Workers) -> tuple[Layout, Any]:

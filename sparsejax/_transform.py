@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -14,8 +14,10 @@ from sparsejax._checks import check_choice, check_part
 from sparsejax._gradient import Gradient
 from sparsejax._layout import Layout, Structure
 from sparsejax._report import zero_report
+from sparsejax._views import two_views
 from sparsejax._workers import AxisName, Workers
 from sparsejax.parts import Exchange, Memory, Report, Sparsifier, Step
+from sparsejax.placement import _groups as groups
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._markers import PerWorker, add_worker_axis
 
@@ -115,8 +117,15 @@ def sparsify(
 
     def init(params):
         _entry.check_init(params, workers)
-        layout = Layout.of(params)
-        return allocate(lambda count: _first_state(parts, layout, count), workers)
+
+        def start(tree, axes=()):
+            layout = Layout.of(tree)
+            first = functools.partial(_first_state, parts, layout)
+            return allocate(first, workers, shard_axes=axes)
+
+        if workers.bound():
+            return start(params)
+        return groups.init(start, params, workers)
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
@@ -129,7 +138,9 @@ def sparsify(
             mean, new = _propagate(parts, gradient, kept, local, layout)
         return layout.unflatten(mean), add_worker_axis(new, workers)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(
+        init, two_views(groups.update(update), workers)
+    )
 
 
 def _check_pair(sparsifier: Sparsifier, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int
@@ -96,6 +97,36 @@ class Workers:
                 f"over a mesh with that axis, pass the `axis_name=` of your mesh, or "
                 f"use `sparsejax.simulate` on one device."
             )
+
+    def mesh_count(self) -> int | None:
+        """How many workers the mesh that is set has; None if it lacks an axis."""
+        sizes = mesh_axis_sizes()
+        known = set(self.axes) <= set(sizes)
+        return math.prod(sizes[a] for a in self.axes) if known else None
+
+    def require_mesh(self, caller: str) -> None:
+        """Raises NameError unless a mesh with the axis is set."""
+        if self.mesh_count() is None:
+            sizes = mesh_axis_sizes()
+            found = f"has the axes {tuple(sizes)}" if sizes else "is not set"
+            raise NameError(
+                f"{caller}: the axis {self.axis_name!r} is not bound here, and the mesh "
+                f"{found}. Set one that has it before the step is called, "
+                f"`jax.set_mesh(jax.make_mesh((jax.device_count(),), "
+                f"({self.axes[0]!r},)))`; pass the `axis_name=` of your mesh; call it "
+                f"inside `jax.shard_map`; or use `sparsejax.simulate` on one device."
+            )
+
+    def explicit_spec(self, x: Any) -> Any:
+        """The `PartitionSpec` that the type of `x` tells; None on automatic axes."""
+        sharding = getattr(jax.typeof(x), "sharding", None)
+        types = dict(
+            zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
+            if sharding is not None
+            else ()
+        )
+        explicit = all(types.get(a) == AxisType.Explicit for a in self.axes)
+        return sharding.spec if types and explicit else None
 
     def count(self) -> int:
         """How many workers there are: static."""
@@ -212,8 +243,6 @@ def spec_axes(spec: Any) -> list[str]:
     return [name for names in nested for name in names if isinstance(name, str)]
 
 
-def mesh_worker_count(axis_name: AxisName) -> int | None:
-    """The number of workers in the mesh set by `jax.set_mesh`; None if it has none."""
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    axes = Workers(axis_name).axes
-    return math.prod(sizes[a] for a in axes) if set(axes) <= set(sizes) else None
+def mesh_axis_sizes() -> dict[str, int]:
+    """The axes of the mesh set by `jax.set_mesh`, and their sizes."""
+    return dict(jax.sharding.get_abstract_mesh().shape)

@@ -1,4 +1,4 @@
-"""Local gradients inside `jax.shard_map`."""
+"""Gradients that are not summed over workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import jax
 
+from sparsejax._checks import check_count
 from sparsejax._workers import AxisName, Workers, varying_axes
+from sparsejax.placement._everybody import everybody, refuse_wrong_scale
+from sparsejax.placement._loss import local_value_and_grad
+from sparsejax.placement._markers import PerWorker
 
 
 def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
@@ -45,70 +49,171 @@ def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
     return workers.localize(tree)
 
 
+def worker_key(key: Any, *, axis_name: AxisName = "data") -> Any:
+    """A random key of this worker's own: `key` folded with the worker's index.
+
+    Inside a loss, so that each worker drops out other units.
+
+    Args:
+      key: a key, equal on all workers.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
+
+    Returns:
+      A key, per worker.
+
+    Raises:
+      NameError: if the axis is not bound; inside the loss of `value_and_grad` it is.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> def loss_fn(params, batch, key):
+      ...     key = sparsejax.worker_key(key)
+      ...     kept = jax.random.bernoulli(key, 0.9, batch.shape)
+      ...     return jnp.mean(params * batch * kept)
+    """
+    workers = Workers(axis_name)
+    workers.require_bound("worker_key")
+    return jax.random.fold_in(key, workers.index())
+
+
+def rows(gradients: Any) -> Any:
+    """All workers' rows of the gradients from `value_and_grad`, where no axis is bound.
+
+    For code of your own between the gradient and the recipe, and to return gradients
+    from `jax.jit`. `update` of a recipe takes these rows too.
+
+    Args:
+      gradients: a tree with a `LocalGradient` at each leaf.
+
+    Returns:
+      The tree with `PerWorker(Float[w, ...])` at each leaf.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> mesh = jax.make_mesh((8,), ("data",))
+      >>> with jax.set_mesh(mesh):
+      ...     x = jax.device_put(jnp.arange(8.0), jax.P("data"))
+      ...     loss, grad = sparsejax.value_and_grad(lambda w, x: jnp.mean(w * x))(2.0, x)
+      >>> print(sparsejax.rows(grad).per_worker)
+      [0. 1. 2. 3. 4. 5. 6. 7.]
+    """
+    return jax.tree.map(lambda leaf: PerWorker(leaf.rows), gradients)
+
+
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
     axis_name: AxisName = "data",
+    batch_argnums: int | Sequence[int] = 1,
+    weighted: bool = False,
+    microbatches: int = 1,
 ) -> Callable[..., tuple[Any, Any]]:
     """`jax.value_and_grad` of each worker's own loss, not summed over workers.
 
+    Where the axis is not bound, under plain `jax.jit` with a mesh that is set, each
+    worker takes its part of the batch, and the axis is bound inside the loss. Where it
+    is bound, inside `jax.shard_map`, the arguments are this worker's already.
+
     Args:
       fun: the loss of this worker's part of the batch, averaged over that part.
-      argnums: which arguments to differentiate; they are localised first.
+      argnums: which arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       axis_name: the mesh axis of the workers, or a tuple of axes.
+      batch_argnums: which arguments are batches, that the workers split along the first
+        axis; all others are equal on all workers.
+      weighted: whether `fun` returns `(mean, weight)` in place of the loss, such as the
+        mean over the tokens that count and their number. The result is the gradient of
+        the weighted mean over all workers; a weight of 0 is legal.
+      microbatches: into how many parts a worker splits its part of the batch; they
+        are computed one after another, which saves memory, and averaged.
 
     Returns:
-      A function with the arguments of `fun` that returns `(loss, gradients)`, both per
-      worker: average the loss with `jax.lax.pmean` to log it.
+      A function with the arguments of `fun` that returns `(loss, gradients)`, or
+      `((loss, aux), gradients)`.
+
+      - Axis bound: all per worker; average the loss with `jax.lax.pmean` to log it.
+      - Not bound: the mean loss; aux with a leading axis [w]; and gradients that
+        every worker keeps to itself, which a recipe takes and nothing else.
+
+      Auxiliary values of microbatches have a further leading axis [microbatches].
 
     Raises:
-      NameError: when called where the axis is not bound.
-      ValueError: when the loss is typed as equal on all workers: a `pmean` inside
-        it divides the gradients by the number of workers, which nothing can see later;
-        or when the loss varies over further axes: the gradients of parameters that
-        are equal there would be summed over them.
+      NameError: if the axis is neither bound nor one of the mesh that is set.
+      TypeError: without positional arguments; if a weighted loss is not a pair.
+      ValueError: if the number of workers, or of microbatches, does not divide a batch;
+        if parameters are sharded over the workers' axis; for a loss that is divided by
+        a sum over the workers. Where the axis is bound: if the loss is typed as equal
+        on all workers, since a `pmean` inside divides the gradients by the number
+        of workers; or if it varies over axes that `axis_name` does not name.
 
     Example:
-      >>> import jax, jax.numpy as jnp, sparsejax
-      >>> from jax.sharding import PartitionSpec as P
-      >>> mesh = jax.make_mesh((8,), ("data",))
-      >>> def step(w, x):
-      ...     loss, grad = sparsejax.value_and_grad(lambda w: jnp.mean(w * x))(w)
-      ...     return jax.lax.pmean(loss, "data"), grad[None]
-      >>> specs = dict(in_specs=(P(), P("data")), out_specs=(P(), P("data")))
-      >>> x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("data")))
-      >>> loss, grads = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(2.0, x)
-      >>> print(loss, grads)
-      7.0 [0. 1. 2. 3. 4. 5. 6. 7.]
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> tx = optax.chain(sparsejax.exdyna(density=0.5), optax.sgd(0.1))
+      >>> def loss_fn(params, batch):
+      ...     return jnp.mean((batch @ params) ** 2)
+      >>> @jax.jit
+      ... def step(params, state, batch):
+      ...     loss, grads = sparsejax.value_and_grad(loss_fn)(params, batch)
+      ...     updates, state = tx.update(grads, state, params)
+      ...     return optax.apply_updates(params, updates), state, loss
+      >>> with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+      ...     params, batch = jax.device_put((jnp.ones(3), jnp.ones((16, 3))), jax.P())
+      ...     params, state, loss = step(params, tx.init(params), batch)
+      >>> print(loss)
+      9.0
     """
     workers = Workers(axis_name)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    batches = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    options = {
+        "workers": workers,
+        "weighted": weighted,
+        "microbatches": check_count("microbatches", microbatches),
+    }
 
     def wrapped(*args, **kwargs):
-        workers.require_bound("value_and_grad")
         if not args:
             raise TypeError(
                 "value_and_grad: pass the arguments to differentiate by position; "
                 "only others may be given by keyword."
             )
-        chosen = {p % len(args) for p in positions}
-        args = [workers.localize(a) if i in chosen else a for i, a in enumerate(args)]
-        value, grads = jax.value_and_grad(fun, argnums, has_aux)(*args, **kwargs)
-        loss = value[0] if has_aux else value
-        if workers.typed() and not workers.is_local(loss):
-            raise ValueError(
-                f"value_and_grad: the loss is equal on all workers of axis "
-                f"{axis_name!r}, so its gradient is already divided by or summed over "
-                f"them. Return the loss of this worker's part of the batch, without a "
-                f"`pmean` or `psum`, and average it afterwards for logging."
+        split = tuple(sorted({p % len(args) for p in batches if p < len(args)}))
+        bound = workers.bound()
+        local = local_value_and_grad(
+            fun if bound else refuse_wrong_scale(fun, workers),
+            argnums,
+            has_aux,
+            batch_argnums=split,
+            **options,
+        )
+        if bound:
+            chosen = sorted({p % len(args) for p in positions})
+            args = [
+                workers.localize(a) if i in chosen else a for i, a in enumerate(args)
+            ]
+            loss, aux, grads = local(*args, **kwargs)
+            _check_loss(loss, [args[i] for i in chosen], workers)
+        else:
+            loss, aux, grads = everybody(
+                local, list(args), kwargs, workers=workers, batch_argnums=split
             )
-        _check_other_axes(loss, [args[i] for i in sorted(chosen)], workers)
-        return value, grads
+        return ((loss, aux) if has_aux else loss), grads
 
     return wrapped
+
+
+def _check_loss(loss: Any, parameters: list[Any], workers: Workers) -> None:
+    """Raises ValueError if types show that the gradient is not this worker's own."""
+    if workers.typed() and not workers.is_local(loss):
+        raise ValueError(
+            f"value_and_grad: the loss is equal on all workers of axis "
+            f"{workers.axis_name!r}, so its gradient is already divided by or summed "
+            f"over them. Return the loss of this worker's part of the batch, without a "
+            f"`pmean` or `psum`, and average it afterwards for logging."
+        )
+    _check_other_axes(loss, parameters, workers)
 
 
 def _check_other_axes(loss: Any, parameters: Any, workers: Workers) -> None:

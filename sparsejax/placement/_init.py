@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import optax
 
+from sparsejax._checks import check_count
 from sparsejax._nesting import refuse_wrappers
+from sparsejax._views import over_rows
 from sparsejax._workers import AxisName, Workers
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._markers import (
@@ -15,18 +17,33 @@ from sparsejax.placement._markers import (
     add_worker_axis,
     drop_worker_axis,
 )
+from sparsejax.placement._specs import with_param_specs
 
 
-def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh) -> Any:
+def init(
+    tx: optax.GradientTransformation,
+    params: Any,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    param_specs: Any = None,
+    workers: int | None = None,
+    axis_name: AxisName = "data",
+) -> Any:
     """`tx.init(params)` on `mesh`: the global optimizer state.
 
     Args:
       tx: a transformation that holds sparsejax ones.
       params: pytree of parameters.
       mesh: a mesh with the axis that the transformation exchanges over.
+      param_specs: how parameters are sharded, a tree of `PartitionSpec`s; only where
+        the parameters themselves do not tell, see `sparsejax.with_param_specs`.
+      workers: in the place of `mesh`, for `jax.pmap`: how many workers there are. The
+        result is one worker's state, [1, ...], which `flax.jax_utils.replicate` copies.
+      axis_name: with `workers`, the axis of the `jax.pmap`.
 
     Returns:
-      The state; leaves marked `PerWorker` are [w, ...], sharded over the axis.
+      The state; leaves marked `PerWorker` are [w, ...], sharded over the axis, or
+      [1, ...] with `workers`.
 
     Raises:
       TypeError: if the arguments are not a transformation, parameters and a mesh.
@@ -41,6 +58,10 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh)
       >>> state.memory.per_worker.shape
       (8, 100)
     """
+    if param_specs is not None:
+        tx = with_param_specs(tx, param_specs)
+    if workers is not None and mesh is None:
+        return _init_of_one(tx, params, check_count("workers", workers), axis_name)
     # Not by its type: `optax.MultiSteps` and the like are classes of their own.
     if not (hasattr(tx, "init") and isinstance(mesh, jax.sharding.Mesh)):
         raise TypeError(
@@ -59,6 +80,19 @@ def init(tx: optax.GradientTransformation, params: Any, mesh: jax.sharding.Mesh)
         return tx.init(params)
     with context:
         return tx.init(params)
+
+
+def _init_of_one(
+    tx: optax.GradientTransformation, params: Any, count: int, axis_name: AxisName
+) -> Any:
+    """One worker's state [1, ...] of `count` workers, as `tx.init` gives it inside."""
+
+    def local(_):
+        return tx.init(params)
+
+    # The axis of a `vmap` tells the number of workers; all of them start alike.
+    mapped = jax.vmap(local, axis_name=axis_name, axis_size=count, in_axes=None)
+    return jax.tree.map(lambda x: x[0], mapped(0.0))
 
 
 def per_worker(
@@ -96,9 +130,12 @@ def per_worker(
 
     def update(updates, state, params=None, **extra_args):
         refuse_wrappers("update")
-        workers.require_bound("per_worker")
+        if not workers.bound():
+            updates, inner = mapped(updates, state.per_worker, params, **extra_args)
+            return updates, PerWorker(inner)
         inner = drop_worker_axis(state, workers).per_worker
         updates, inner = tx.update(updates, inner, params, **extra_args)
         return updates, add_worker_axis(PerWorker(inner), workers)
 
+    mapped = over_rows(tx.update, workers)
     return optax.GradientTransformationExtraArgs(init, update)

@@ -94,6 +94,24 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
     return map_per_worker(drop, state)
 
 
+def add_shard_axis(state: Any, shards: Workers | None = None) -> PerShard:
+    """All of `state` marked `PerShard`, with a leading axis of 1.
+
+    With `shards`, types it as differing per shard.
+    """
+
+    def add(leaf):
+        leaf = leaf[None]
+        return shards.localize(leaf) if shards else leaf
+
+    return PerShard(jax.tree.map(add, state))
+
+
+def drop_shard_axis(state: PerShard, shards: Workers) -> Any:
+    """The state of this shard, without its leading axis of 1."""
+    return shards.localize(jax.tree.map(lambda leaf: leaf[0], state.per_shard))
+
+
 def state_specs(
     state: Any, axis_name: AxisName = "data", *, shard_axis: AxisName = "model"
 ) -> Any:
@@ -137,8 +155,10 @@ def state_specs(
         )
     axes = {"per_worker": axis_name, "per_shard": shard_axis}
     marks = marks_of_leaves(state)
-    _check_shards(state, marks, Workers(shard_axis))
-    specs = [P(*(axes[mark] for mark in around)) for around in marks]
+    if shard_axis:
+        _check_shards(state, marks, Workers(shard_axis))
+    # A group's marks name its axes themselves.
+    specs = [P(*(axes.get(mark, mark) for mark in around)) for around in marks]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
@@ -158,8 +178,13 @@ def _check_shards(state: Any, marks: list[tuple[str, ...]], shards: Workers) -> 
             )
 
 
-def marks_of_leaves(tree: Any) -> list[tuple[str, ...]]:
+Mark = str | tuple[str, ...]
+
+
+def marks_of_leaves(tree: Any) -> list[tuple[Mark, ...]]:
     """The markers around each leaf: one for each of its leading axes, in their order.
+
+    "per_worker", "per_shard", or for a group of a `ShardedState` the axes of its shards.
 
     By type. Only where there is none in all of `tree`, by name: parameters may be
     called as the markers are.
@@ -168,20 +193,36 @@ def marks_of_leaves(tree: Any) -> list[tuple[str, ...]]:
     return found if any(found) else _named_marks(tree)
 
 
-def _typed_marks(tree: Any, around: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _typed_marks(tree: Any, around: tuple[Mark, ...]) -> list[tuple[Mark, ...]]:
     found = []
-    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, _MARKERS)):
+    nodes = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda node: isinstance(node, _MARKERS)
+    )
+    for path, node in nodes:
         if isinstance(node, _MARKERS):
-            (name,) = node._fields
+            mark = _mark(node._fields[0], path)
             # Once each: a marker inside its like adds no axis.
-            inside = around if name in around else (*around, name)
+            inside = around if mark in around else (*around, mark)
             found += _typed_marks(node[0], inside)
         else:
             found.append(around)
     return found
 
 
-def _named_marks(tree: Any) -> list[tuple[str, ...]]:
+def _mark(name: str, above: Any) -> Mark:
+    """The mark of a marker at the path `above`."""
+    *_, groups, group = (None, None, *above)
+    if name == "per_shard" and _key(groups) == "groups":
+        return tuple(_key(group).split(","))
+    return name
+
+
+def _key(entry: Any) -> Any:
+    """The name of an attribute, or the key of a dict, in a path."""
+    return getattr(entry, "name", getattr(entry, "key", None))
+
+
+def _named_marks(tree: Any) -> list[tuple[Mark, ...]]:
     names = {name for marker in _MARKERS for name in marker._fields}
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     entries = collections.defaultdict(set)
@@ -191,7 +232,7 @@ def _named_marks(tree: Any) -> list[tuple[str, ...]]:
 
     def marks(path):
         return dict.fromkeys(
-            key.key
+            _mark(key.key, path[:i])
             for i, key in enumerate(path)
             if isinstance(key, jax.tree_util.DictKey)
             and key.key in names

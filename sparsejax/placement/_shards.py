@@ -8,9 +8,10 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
+from sparsejax._checks import path_name
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import AxisName, Workers, mesh_worker_count, sharded_axes
-from sparsejax.placement._markers import PerShard, state_specs
+from sparsejax._workers import AxisName, Workers, sharded_axes
+from sparsejax.placement._markers import add_shard_axis, drop_shard_axis, state_specs
 
 
 def per_shard(
@@ -57,12 +58,9 @@ def per_shard(
     shards = Workers(shard_axis)
     both = (*Workers(axis_name).axes, *shards.axes)
 
-    def add_axis(state):
-        return PerShard(jax.tree.map(lambda x: shards.localize(x[None]), state))
-
     def init(params):
         if shards.bound():
-            return add_axis(tx.init(params))
+            return add_shard_axis(tx.init(params), shards)
         _require_mesh(both)
         specs = jax.tree_util.tree_map_with_path(
             lambda path, leaf: _spec(path, leaf, shards), params
@@ -70,7 +68,7 @@ def per_shard(
 
         def mapped(out_specs, **options):
             return jax.shard_map(
-                lambda params: add_axis(tx.init(params)),
+                lambda params: add_shard_axis(tx.init(params), shards),
                 in_specs=(specs,),
                 out_specs=out_specs,
                 axis_names=set(both),
@@ -87,17 +85,15 @@ def per_shard(
         refuse_wrappers("update")
         shards.require_bound("per_shard")
         _check_sharded(updates, shards)
-        inner = jax.tree.map(lambda x: x[0], state.per_shard)
-        updates, inner = tx.update(
-            updates, shards.localize(inner), params, **extra_args
-        )
-        return updates, add_axis(inner)
+        inner = drop_shard_axis(state, shards)
+        updates, inner = tx.update(updates, inner, params, **extra_args)
+        return updates, add_shard_axis(inner, shards)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _require_mesh(axes: tuple[str, ...]) -> None:
-    if mesh_worker_count(axes) is None:
+    if Workers(axes).mesh_count() is None:
         raise ValueError(
             f"per_shard: no axes {axes!r} here. Set a mesh that has them first, `with "
             f"jax.set_mesh(mesh): tx.init(params)` (or `sparsejax.init(tx, params, "
@@ -111,8 +107,8 @@ def _spec(path: Any, leaf: Any, shards: Workers) -> P:
     axes = set(shards.axes)
     if not axes & sharded_axes(leaf):
         raise ValueError(
-            f"per_shard: init: the parameter `{jax.tree_util.keystr(path) or '(root)'}`"
-            f" is not known to be sharded over {shards.axis_name!r}. Place the "
+            f"per_shard: init: the parameter `{path_name(path)}` "
+            f"is not known to be sharded over {shards.axis_name!r}. Place the "
             f"parameters first (`jax.device_put` with their shardings) and call `init` "
             f"outside `jax.jit`, or call it inside `jax.shard_map`. A parameter that "
             f"all shards share belongs to a group of its own: `optax.partition`, with "
@@ -133,7 +129,7 @@ def _check_sharded(updates: Any, shards: Workers) -> None:
     if not shards.typed():
         return
     equal = [
-        f"`{jax.tree_util.keystr(path) or '(root)'}`"
+        f"`{path_name(path)}`"
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
         if not shards.is_local(leaf)
     ]

@@ -1,0 +1,131 @@
+"""Gradients that every worker keeps to itself, where no axis is bound."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+_FIX = (
+    "Put a recipe in front of it, `optax.chain(sparsejax.exdyna(0.01), ...)`: the "
+    "recipe takes local gradients and returns averaged updates. A transformation that "
+    "belongs before the recipe, such as clipping or local momentum, runs on each "
+    "worker's own gradient as `sparsejax.per_worker(...)`. `sparsejax.rows(gradients)` "
+    "gives all workers' rows, [w, ...]."
+)
+
+
+class LocalGradientError(ValueError):
+    """A local gradient met an operation that takes averaged ones."""
+
+
+class _NoSuchAttribute(LocalGradientError, AttributeError):
+    """The same, where `hasattr` has to be False."""
+
+
+class LocalGradient:
+    """One gradient leaf of all workers, for a recipe to take.
+
+    It has the shape and dtype of its parameter, and holds one row for each worker. A
+    transformation that is not made for it would treat the rows as one gradient, so that
+    every operation but a product with a scalar raises. Not a pytree node: it lives
+    inside `jax.jit`, and cannot be returned from it or carried by a `scan`.
+
+    Attributes:
+      rows: Float[w, ...], sharded over the workers' axis.
+      shape: of the parameter.
+      dtype: of the gradient.
+    """
+
+    __slots__ = ("dtype", "rows", "shape")
+
+    # numpy and jax ask the other operand first.
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def __init__(self, rows: Float[Array, "w ..."]):
+        self.rows = rows
+        self.shape = tuple(rows.shape[1:])
+        self.dtype = rows.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __repr__(self) -> str:
+        # Some transformations name a wrong argument in their own error.
+        return (
+            f"<a local gradient of shape {self.shape}, not averaged over "
+            f"{self.rows.shape[0]} workers yet. {_FIX}>"
+        )
+
+    def _scaled(self, by: Any, operation: Any, name: str) -> LocalGradient:
+        if isinstance(by, LocalGradient) or np.ndim(by):
+            _refuse(name)
+        return LocalGradient(operation(self.rows, jnp.asarray(by, self.dtype)))
+
+    def __mul__(self, by: Any) -> LocalGradient:
+        return self._scaled(by, jnp.multiply, "*")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, by: Any) -> LocalGradient:
+        return self._scaled(by, jnp.divide, "/")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        _refuse(f".{name}", _NoSuchAttribute)
+
+    @property
+    def __jax_array__(self) -> Any:
+        # A property: `jax.jit` looks for the method without calling it, and would raise
+        # words of its own. Operators of jax arrays call it before `__rmul__` has a try.
+        if sys._getframe(1).f_code.co_name.startswith("_operator_"):
+            return lambda: NotImplemented
+        _refuse("a function of jax.numpy")
+
+
+def _refuse(
+    operation: str, kind: type[LocalGradientError] = LocalGradientError
+) -> NoReturn:
+    raise kind(
+        f"{operation}: this gradient is still local, one row for each worker, and was "
+        f"not averaged yet. {_FIX}"
+    )
+
+
+def _operator(name: str) -> Any:
+    def refuse(self, *others):
+        del self, others
+        _refuse(name)
+
+    return refuse
+
+
+# Python looks operators up on the class, and not through `__getattr__`.
+for _name in (
+    "add radd sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
+    "neg pos abs lt le gt ge eq ne and rand or ror xor rxor invert getitem iter len "
+    "float int bool complex array"
+).split():
+    setattr(LocalGradient, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def is_local(leaf: Any) -> bool:
+    """Whether a leaf is a `LocalGradient`."""
+    return isinstance(leaf, LocalGradient)
+
+
+def wrap(tree: Any) -> Any:
+    """Every leaf [w, ...] of `tree` as a `LocalGradient`."""
+    return jax.tree.map(LocalGradient, tree)

@@ -1,0 +1,116 @@
+"""One rule: axis bound, this worker's view; not bound, everybody's view.
+
+In everybody's view values that differ per worker have a leading axis [w], sharded over
+the workers' axis. An update there opens a `jax.shard_map` over all axes of the mesh,
+so that each device works on the shards that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._checks import path_name
+from sparsejax._local_gradient import LocalGradient, wrap
+from sparsejax._workers import Workers, mesh_axis_sizes
+from sparsejax.placement._groups import ShardedState
+from sparsejax.placement._markers import PerWorker, state_specs
+
+Update = Callable[..., tuple[Any, Any]]
+
+
+def two_views(update: Update, workers: Workers) -> Update:
+    """`update` of this worker's view, which exchanges, for both views.
+
+    Args:
+      update: `(updates, state, params, **extra) -> (updates, state)`, axis bound.
+      workers: the axis.
+    """
+
+    def both(updates, state, params=None, **extra_args):
+        if workers.bound():
+            return update(updates, state, params, **extra_args)
+        workers.require_mesh("update")
+        rows = _rows(updates)
+        specs = _param_specs(rows, state)
+        by_worker = jax.tree.map(lambda spec: P(workers.axes, *spec), specs)
+        states = state_specs(state, workers.axis_name)
+
+        def mine(rows, state):
+            return update(jax.tree.map(lambda row: row[0], rows), state)
+
+        mapped = jax.shard_map(
+            mine,
+            in_specs=(by_worker, states),
+            out_specs=(specs, states),
+            axis_names=set(mesh_axis_sizes()),
+        )
+        return mapped(rows, state)
+
+    return both
+
+
+def over_rows(update: Update, workers: Workers) -> Update:
+    """`update` of one worker's gradient, which does not exchange, for both views.
+
+    Where the axis is not bound it is mapped over the workers' rows, and the compiler
+    keeps gradients and states sharded over all other axes as they are.
+
+    Args:
+      update: `(updates, state, params, **extra) -> (updates, state)`; states [1, ...]
+        where the axis is bound, and without a leading axis where it is not.
+      workers: the axis.
+    """
+
+    def both(updates, state, params=None, **extra_args):
+        if workers.bound():
+            return update(updates, state, params, **extra_args)
+        workers.require_mesh("update")
+        mapped = jax.vmap(
+            lambda row, state: update(row, state, params, **extra_args),
+            spmd_axis_name=workers.axes,
+        )
+        new, state = mapped(_rows(updates), state)
+        return wrap(new), state
+
+    return both
+
+
+def _rows(updates: Any) -> Any:
+    """The rows [w, ...] of all gradients.
+
+    Raises:
+      ValueError: for a gradient that is not marked as local.
+    """
+
+    def rows(path, leaf):
+        if isinstance(leaf, LocalGradient):
+            return leaf.rows
+        if isinstance(leaf, PerWorker):
+            return leaf.per_worker
+        raise ValueError(
+            f"update: the gradient `{path_name(path)}` is an ordinary array. Under "
+            f"plain `jax.jit` the compiler averages the gradients of `jax.grad` before "
+            f"any transformation sees them: differentiate with "
+            f"`sparsejax.value_and_grad(loss_fn)(params, batch)`. If it is zero since "
+            f"the parameter is frozen by a transformation in front of the recipe, put "
+            f"the recipe into `optax.partition`, with `optax.set_to_zero()` for frozen "
+            f"parameters."
+        )
+
+    return jax.tree_util.tree_map_with_path(
+        rows, updates, is_leaf=lambda x: isinstance(x, PerWorker)
+    )
+
+
+def _param_specs(rows: Any, state: Any) -> Any:
+    """How each parameter is sharded over other axes, as `init` noted it."""
+    if not isinstance(state, ShardedState):
+        return jax.tree.map(lambda _: P(), rows)
+    known = state.sharding.specs()
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: known.get(path_name(path), P()), rows
+    )

@@ -1,0 +1,174 @@
+"""Every worker's loss and gradient, where no axis is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from sparsejax import _local_gradient
+from sparsejax._checks import path_name
+from sparsejax._workers import Workers, sharded_axes
+from sparsejax.placement._loss_scale import divides_by_all
+
+
+def everybody(
+    local: Callable[..., tuple[Any, Any, Any]],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    *,
+    workers: Workers,
+    batch_argnums: tuple[int, ...],
+) -> tuple[Any, Any, Any]:
+    """`local`, which returns `(loss, aux, gradients)`, on each worker's part.
+
+    Opens a `jax.shard_map` over the workers' axes only: all other axes of the mesh stay
+    the compiler's. Types are not checked in it: with checked types, any loop in the
+    loss that starts from a constant raises.
+
+    Args:
+      local: of one worker.
+      args: its arguments.
+      kwargs: equal on all workers.
+      workers: the axis, of the mesh that is set.
+      batch_argnums: positions of the arguments that are split along their first axis.
+
+    Returns:
+      The mean loss Float[]; aux with a leading axis [w]; every gradient leaf as a
+      `LocalGradient`.
+
+    Raises:
+      ValueError: without a mesh that has the axis; for a batch that the number of
+        workers does not divide; for other arguments that are sharded over the axis.
+    """
+    workers.require_mesh("value_and_grad")
+    batches = [i in batch_argnums for i in range(len(args))]
+    for i, split in enumerate(batches):
+        check = _check_batch if split else _check_shared
+        check(args[i], i, workers)
+    args = [
+        _spread(a, workers) if split else a
+        for a, split in zip(args, batches, strict=True)
+    ]
+    axis = P(workers.axes)
+    arrays, rest = _arrays((args, kwargs))
+    specs = ([axis if split else P() for split in batches], P())
+
+    def run(arrays):
+        args, kwargs = _joined(arrays, rest)
+        out = local(*args, **kwargs)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
+
+    mapped = jax.shard_map(
+        run,
+        in_specs=(specs,),
+        out_specs=axis,
+        axis_names=set(workers.axes),
+        check_vma=False,
+    )
+    try:
+        loss, aux, gradients = mapped(arrays)
+    except ValueError as error:
+        if "manual" in str(error).lower():
+            error.add_note(
+                "value_and_grad: inside the loss, the workers' axis is manual. A "
+                "constraint there has to be a bare `PartitionSpec` of the other axes, "
+                "`jax.lax.with_sharding_constraint(x, P(None, 'model'))`, without the "
+                "mesh."
+            )
+        raise
+    return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
+
+
+def refuse_wrong_scale(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
+    """`fun`, traced once and looked at before it runs.
+
+    Raises:
+      ValueError: from the function, if its loss is a local sum over a `psum`.
+    """
+
+    def checked(*args, **kwargs):
+        arrays, rest = _arrays((args, kwargs))
+        leaves, treedef = jax.tree.flatten(arrays)
+
+        def flat(*leaves):
+            args, kwargs = _joined(treedef.unflatten(leaves), rest)
+            return fun(*args, **kwargs)
+
+        program, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        if program.jaxpr.outvars and divides_by_all(
+            program.jaxpr, frozenset(workers.axes)
+        ):
+            raise ValueError(
+                f"value_and_grad: the loss is a local sum divided by a `psum` over "
+                f"{workers.axis_name!r}, so that it and its gradient are 1/w of those "
+                f"of the global batch. Return `(mean, weight)` of this worker's part, "
+                f"and pass `weighted=True`."
+            )
+        made = jax.extend.core.jaxpr_as_fun(program)(*leaves)
+        return jax.tree.unflatten(jax.tree.structure(shapes), made)
+
+    return checked
+
+
+def _arrays(tree: Any) -> tuple[Any, Any]:
+    """`tree` with its arrays alone, and with everything else alone; None elsewhere."""
+
+    def is_array(x):
+        return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+    arrays = jax.tree.map(lambda x: x if is_array(x) else None, tree)
+    rest = jax.tree.map(lambda x: None if is_array(x) else x, tree)
+    return arrays, rest
+
+
+def _joined(arrays: Any, rest: Any) -> Any:
+    """The tree that `_arrays` took apart."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, arrays, rest, is_leaf=lambda x: x is None
+    )
+
+
+def _check_batch(batch: Any, position: int, workers: Workers) -> None:
+    """Raises ValueError unless the workers can split every array of a batch."""
+    count = workers.mesh_count()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_arrays(batch)[0]):
+        if leaf.ndim == 0 or leaf.shape[0] % count:
+            raise ValueError(
+                f"value_and_grad: argument {position}, `{path_name(path)}`, has the "
+                f"shape {leaf.shape}, and its first axis is split over {count} "
+                f"workers. Pad it to a multiple of {count} and give each example a "
+                f"weight (`weighted=True`), or name the arguments that are batches, "
+                f"`batch_argnums=`."
+            )
+
+
+def _check_shared(tree: Any, position: int, workers: Workers) -> None:
+    """Raises ValueError for arrays that are sharded over the workers' own axis."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_arrays(tree)[0]):
+        own = sharded_axes(leaf) & set(workers.axes)
+        if own:
+            raise ValueError(
+                f"value_and_grad: argument {position}, `{path_name(path)}`, is sharded "
+                f"over {sorted(own)}, the workers' own axis. If it is a batch, say so: "
+                f"`batch_argnums=`. Parameters have to be equal on all workers: for "
+                f"parameters in shards, take a mesh of two axes such as ('replica', "
+                f"'fsdp'), shard them over 'fsdp', and exchange between replicas, "
+                f"`axis_name='replica'`."
+            )
+
+
+def _spread(batch: Any, workers: Workers) -> Any:
+    """A batch on explicit axes, sharded over the workers along its first axis."""
+
+    def spread(leaf):
+        spec = workers.explicit_spec(leaf)
+        if spec is None or set(workers.axes) <= sharded_axes(leaf):
+            return leaf
+        return jax.sharding.reshard(leaf, P(workers.axes, *spec[1:]))
+
+    return jax.tree.map(lambda x: spread(x) if isinstance(x, jax.Array) else x, batch)

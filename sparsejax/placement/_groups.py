@@ -1,0 +1,182 @@
+"""Leaves in groups, by the axes that they are sharded over.
+
+A leaf that is replicated over an axis of the model has to stay equal on all shards. In
+one vector with sharded leaves the thresholds would differ per shard, so each group is
+a vector of its own, with a residual and a sparsifier's state of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._checks import path_name
+from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
+from sparsejax.placement._markers import add_shard_axis, drop_shard_axis
+from sparsejax.placement._specs import param_specs
+
+# The name of the group of leaves that no axis shards.
+REPLICATED = "replicated"
+
+
+@jax.tree_util.register_static
+class Sharding(NamedTuple):
+    """How each parameter is sharded: a pytree without leaves, kept in the state.
+
+    Attributes:
+      text: a literal dict from the path of a parameter to the entries of its spec. A
+        string, so that any serialiser can write it.
+    """
+
+    text: str = "{}"
+
+    @classmethod
+    def of(cls, specs: Any) -> Self:
+        """Of a tree of `PartitionSpec`s."""
+        leaves = jax.tree_util.tree_leaves_with_path(
+            specs, is_leaf=lambda x: isinstance(x, P)
+        )
+        return cls(repr({path_name(path): tuple(spec) for path, spec in leaves}))
+
+    def specs(self) -> dict[str, P]:
+        """The `PartitionSpec` of each parameter, by path."""
+        return {
+            name: P(*entries) for name, entries in ast.literal_eval(self.text).items()
+        }
+
+
+class ShardedState(NamedTuple):
+    """A state for each group of leaves, where some parameters are sharded.
+
+    Attributes:
+      groups: by the axes of the group, `"model"` or `"fsdp,model"`: the state of its
+        vector marked `PerShard`, with a leading axis for the shards; or "replicated".
+      sharding: static, how each parameter is sharded.
+    """
+
+    groups: dict[str, Any]
+    sharding: Sharding
+
+
+def init(
+    start: Callable[..., Any], params: Any, workers: Workers
+) -> Any | ShardedState:
+    """The state of all groups; of one replicated group, as it is.
+
+    Args:
+      start: `(tree, shard_axes) -> state`, of the shapes of one shard.
+      params: the parameters.
+      workers: the axis, which is not bound.
+    """
+    workers.require_mesh("init")
+    specs = param_specs(params, workers)
+    sharding = Sharding.of(specs)
+    by_path = sharding.specs()
+    groups = _in_groups(params, by_path)
+    if set(groups) <= {REPLICATED}:
+        return start(params)
+
+    def shard(name, leaf):
+        shape = _shard_shape(jnp.shape(leaf), by_path[name])
+        return jax.ShapeDtypeStruct(shape, jnp.result_type(leaf))
+
+    return ShardedState(
+        {
+            group: start(
+                {name: shard(name, x) for name, x in leaves.items()}, _axes(group)
+            )
+            for group, leaves in groups.items()
+        },
+        sharding,
+    )
+
+
+def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """`one`, which updates a vector, for each group of a `ShardedState`.
+
+    Raises:
+      NameError: from the function, where an axis of a group is not bound.
+    """
+
+    def every(updates, state, params=None, **extra_args):
+        if not isinstance(state, ShardedState):
+            return one(updates, state, params, **extra_args)
+        specs = state.sharding.specs()
+        groups = _in_groups(updates, specs)
+        new, states = {}, {}
+        for group, leaves in groups.items():
+            shards = Workers(_axes(group)) if _axes(group) else None
+            inner = state.groups[group]
+            if shards:
+                _require_bound(shards)
+                inner = drop_shard_axis(inner, shards)
+            new[group], made = one(leaves, inner)
+            states[group] = add_shard_axis(made, shards) if shards else made
+        return _out_of_groups(new, updates), state._replace(groups=states)
+
+    return every
+
+
+def _require_bound(shards: Workers) -> None:
+    if not shards.bound():
+        raise NameError(
+            f"update: this state was made for plain `jax.jit`, with parameters that are "
+            f"sharded over {shards.axes}. Inside a `jax.shard_map` loop bind those axes "
+            f"too, with `sparsejax.state_specs(state)` as in_specs, or wrap the chain "
+            f"in `sparsejax.per_shard`."
+        )
+
+
+def _group_name(spec: P) -> str:
+    """The group of leaves that are sharded as `spec` says, by its axes."""
+    return ",".join(sorted(spec_axes(spec))) or REPLICATED
+
+
+def _axes(name: str) -> tuple[str, ...]:
+    """The axes of a group."""
+    return () if name == REPLICATED else tuple(name.split(","))
+
+
+def _in_groups(tree: Any, specs: dict[str, P]) -> dict[str, dict[str, Any]]:
+    """The leaves of `tree` by group, and in a group by path."""
+    groups: dict[str, dict[str, Any]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = path_name(path)
+        groups.setdefault(_group_name(specs[name]), {})[name] = leaf
+    return dict(sorted(groups.items()))
+
+
+def _out_of_groups(groups: dict[str, dict[str, Any]], tree: Any) -> Any:
+    """A tree as `tree`, of leaves by group and path."""
+    found = {name: leaf for group in groups.values() for name, leaf in group.items()}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: found[path_name(path)], tree
+    )
+
+
+def _shard_shape(shape: tuple[int, ...], spec: P) -> tuple[int, ...]:
+    """The shape of one shard.
+
+    Raises:
+      ValueError: if the shards of an axis would differ in size.
+    """
+    sizes = mesh_axis_sizes()
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+
+    def part(size, entry):
+        parts = math.prod(sizes[axis] for axis in spec_axes([entry]))
+        if size % parts:
+            raise ValueError(
+                f"init: a parameter of shape {shape} is sharded as {spec}, but {size} "
+                f"is not a multiple of {parts}. Pad the parameter, or shard another "
+                f"axis of it."
+            )
+        return size // parts
+
+    return tuple(part(size, entry) for size, entry in zip(shape, entries, strict=True))

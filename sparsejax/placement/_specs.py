@@ -1,0 +1,158 @@
+"""How parameters are sharded over other axes than the workers'."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._checks import path_name
+from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
+
+_GIVEN: contextvars.ContextVar[dict[str, P] | None] = contextvars.ContextVar(
+    "param_specs", default=None
+)
+
+
+def param_specs(params: Any, workers: Workers) -> Any:
+    """The `PartitionSpec` of every parameter, without axes of size 1.
+
+    Known from `with_param_specs`, from placed arrays and structs with a sharding, and
+    from the types of explicit axes. Traced values on automatic axes do not tell.
+
+    Raises:
+      ValueError: where nothing tells, and the mesh has another axis; for a parameter
+        that is sharded over the workers' axis.
+    """
+    sizes = mesh_axis_sizes()
+    given = _GIVEN.get()
+
+    def of(path, leaf):
+        if given is not None and path_name(path) in given:
+            spec = given[path_name(path)]
+        else:
+            spec = _spec_of(leaf)
+        if spec is None:
+            _refuse_unknown(path, sizes, workers)
+            return P()
+        own = [a for a in spec_axes(spec) if a in workers.axes and sizes.get(a, 2) > 1]
+        if own:
+            _refuse_own(path, own, workers)
+        return _useful(spec, sizes, workers)
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+
+def _spec_of(leaf: Any) -> P | None:
+    """The spec that a leaf tells; None where it cannot."""
+    if isinstance(leaf, jax.core.Tracer):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+        axis_types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+        explicit = jax.sharding.AxisType.Explicit in axis_types
+        return sharding.spec if explicit else None
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, jax.ShapeDtypeStruct) and sharding is None:
+        return None
+    return sharding.spec if isinstance(sharding, NamedSharding) else P()
+
+
+def _useful(spec: P, sizes: dict[str, int], workers: Workers) -> P:
+    """`spec` without the axes that shard nothing, and without the workers' one."""
+    dropped = {a for a in spec_axes(spec) if sizes.get(a, 1) == 1} | set(workers.axes)
+
+    def kept(entry):
+        names = tuple(a for a in spec_axes([entry]) if a not in dropped)
+        return names[0] if len(names) == 1 else names or None
+
+    entries = [kept(entry) for entry in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def _refuse_unknown(path: Any, sizes: dict[str, int], workers: Workers) -> None:
+    """Raises ValueError if a parameter may be sharded over another axis."""
+    others = [a for a, size in sizes.items() if a not in workers.axes and size > 1]
+    if others:
+        raise ValueError(
+            f"init: the parameter `{path_name(path)}` is a traced value or a bare "
+            f"shape, and does not tell how it is sharded over {others}. Call `init` "
+            f"outside of `jax.jit` on placed parameters, or say how they are sharded: "
+            f"`sparsejax.with_param_specs(tx, specs)`, or `sparsejax.init(tx, params, "
+            f"mesh, param_specs=specs)`, with a `PartitionSpec` for each parameter "
+            f"(`P()` where it is replicated)."
+        )
+
+
+def _refuse_own(path: Any, own: list[str], workers: Workers) -> None:
+    raise ValueError(
+        f"init: the parameter `{path_name(path)}` is sharded over {own}, the workers' "
+        f"own axis, so that no worker has all of it. Take a mesh of two axes such as "
+        f"('replica', 'fsdp'), shard parameters over 'fsdp', and exchange between "
+        f"replicas, `axis_name='replica'`."
+    )
+
+
+@contextlib.contextmanager
+def given_specs(params: Any, specs: Any) -> Iterator[None]:
+    """Lets `param_specs` find the `specs` of `params`, by path, in this context."""
+
+    def is_spec(node):
+        return isinstance(node, P | NamedSharding)
+
+    full = jax.tree.map(
+        lambda spec, below: jax.tree.map(lambda _: spec, below),
+        specs,
+        params,
+        is_leaf=is_spec,
+    )
+    found = {
+        path_name(path): spec.spec if isinstance(spec, NamedSharding) else spec
+        for path, spec in jax.tree_util.tree_leaves_with_path(full, is_leaf=is_spec)
+    }
+    token = _GIVEN.set(found)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def with_param_specs(
+    tx: optax.GradientTransformation, specs: Any
+) -> optax.GradientTransformationExtraArgs:
+    """`tx`, told how its parameters are sharded.
+
+    For `init` inside `jax.jit` on automatic axes, where parameters do not tell. Wrap
+    the whole chain: recipes inside find their parameters by path, also below
+    `optax.partition` and `optax.masked`.
+
+    Args:
+      tx: a transformation that holds sparsejax ones.
+      specs: a tree of `PartitionSpec`s or `NamedSharding`s, shaped as the parameters, or
+        a prefix of that.
+
+    Returns:
+      The same transformation.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, sparsejax
+      >>> from jax.sharding import AxisType, PartitionSpec as P
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+      >>> tx = optax.chain(sparsejax.exdyna(0.1), optax.adam(1e-3))
+      >>> tx = sparsejax.with_param_specs(tx, {"w": P(None, "model"), "b": P()})
+      >>> with jax.set_mesh(mesh):
+      ...     state = jax.jit(tx.init)({"w": jnp.zeros((10, 6)), "b": jnp.zeros(6)})
+    """
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params):
+        with given_specs(params, specs):
+            return tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
