@@ -1,9 +1,10 @@
-"""Bytes without running anything: of what, and what cannot be counted."""
+"""Bytes without running anything: right arguments, and errors for wrong ones."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -32,7 +33,25 @@ def test_wire_bytes_whatever_mesh_is_set():
         assert sparsejax.wire_bytes(tx, PARAMS, workers=4) == expected
 
 
-def test_only_what_is_compiled_has_compiled_bytes():
+def predict(tx, params, workers):
+    link = {"bandwidth": 1e9, "latency": 1e-4}
+    return sparsejax.predict(tx, params, workers=workers, **link)
+
+
+@pytest.mark.parametrize("count", [sparsejax.wire_bytes, predict])
+def test_a_transformation_and_its_parameters(count):
+    for recipe in (sparsejax.exdyna, sparsejax.dense):
+        call = rf"`{recipe.__name__}\(\.\.\.\)`, with the parentheses"
+        with pytest.raises(TypeError, match=f"tx: got the function .*{call}"):
+            count(recipe, PARAMS, workers=4)
+    with pytest.raises(TypeError, match="tx: got float, expected a transformation"):
+        count(0.01, PARAMS, workers=4)
+    for n in (1000, 1e3, np.int32(1000)):
+        with pytest.raises(TypeError, match=r"params: got the number 1.*ShapeDtype"):
+            count(sparsejax.exdyna(), n, workers=4)
+
+
+def test_only_compiled_programs_have_compiled_bytes():
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     assert sparsejax.compiled_wire_bytes(lowered.compile()).total == 0
     with pytest.raises(TypeError, match=r"compiled: got Lowered.*compile\(\)"):
@@ -75,7 +94,7 @@ def test_shards_that_nothing_tells_of():
         sparsejax.wire_bytes(tx, {"w": jnp.zeros((20, 60))}, workers=4)
 
 
-def test_workers_axes_are_none_of_the_shards():
+def test_workers_axes_are_not_those_of_shards():
     """Parameters that are spread over the workers' devices count as they are."""
     tx, zeros = sparsejax.exdyna(0.1), jnp.zeros(80)
     placed = jax.device_put(zeros, NamedSharding(mesh_of(), P("data")))

@@ -15,11 +15,11 @@ from sparsejax.planning._wire_bytes import wire_bytes
 
 
 class Choice(NamedTuple):
-    """What `best_exchange` found.
+    """The exchange that `best_exchange` found.
 
     Attributes:
       name: of the exchange with the fewest bytes.
-      exchange: it, ready for `sparsify`.
+      exchange: that exchange, ready for `sparsify`.
       bytes: received per worker in a step in which everything fits, by name.
     """
 
@@ -38,10 +38,10 @@ def best_exchange(
 ) -> Choice:
     """The exchange with the fewest bytes for gradients of a given sparsity.
 
-    Compares what this library sends: every exchange is traced at the static sizes that
-    it gets from the arguments, padding included, and its collectives are counted.
-    `pairs` is compared where there are no rows, which it does not know; where more is
-    not zero than `density` says it needs a memory, the others average densely.
+    Counts the messages of this library: every exchange is traced at the static sizes
+    that follow from the arguments, padding included. `pairs` does not know rows, so it
+    is compared only without them. In a step with more non-zeros than `density` says,
+    `pairs` needs a memory, and the others average densely.
 
     Args:
       density: the largest fraction of non-zeros, coordinates or rows, that one worker's
@@ -54,10 +54,10 @@ def best_exchange(
       row_size: coordinates that are zero or not together, 1 where there are no rows.
 
     Returns:
-      The choice, and the bytes that it compared.
+      The choice, and the bytes of all exchanges.
 
     Raises:
-      TypeError: if a number is none.
+      TypeError: if an argument is not a number.
       ValueError: if `density` is outside (0, 1], `densification` outside [1, w], a
         count below 1, or `n` not a multiple of `row_size`.
 
@@ -96,5 +96,5 @@ def _usual_bytes(exchange, density, shape, workers) -> float:
         sparsifiers.nonzero(density), exchange=exchange, memory=memories.none()
     )
     gradient = jax.ShapeDtypeStruct(shape, jnp.float32)
-    # Without what only happens where something does not fit.
+    # The cheapest branch: a step in which everything fits.
     return wire_bytes(tx, gradient, workers=workers).least

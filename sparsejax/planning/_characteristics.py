@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Characteristics(NamedTuple):
-    """What decides how to add sparse gradients up.
+    """How sparse the workers' gradients are, and how their non-zeros overlap.
 
     Attributes:
       density: Float[w], fraction of non-zeros of each worker.
       overlap: Float[w, w], `|I_i & I_j| / min(|I_i|, |I_j|)` of the workers' non-zeros;
-        0 where one has none.
+        0 where a worker has no non-zeros.
       densification: Float[], density of the sum of all workers over the mean density,
-        from 1 (same support) to w (no overlap); 0 without non-zeros. Supports are
-        united, so that sums that cancel count.
-      skewness: Float[w], of w equal contiguous parts of each gradient, the largest
-        density over the mean, from 1 (even) to w (all in one part); 0 without
-        non-zeros. Where w does not divide n the last parts are shorter, so that even
-        ones exceed 1 by up to w/n.
+        from 1 (same support) to w (no overlap); 0 without non-zeros. Taken from the
+        union of the supports, so values that cancel count.
+      skewness: Float[w], largest over mean density of w equal contiguous parts of each
+        gradient, from 1 (even) to w (all in one part); 0 without non-zeros. Where w
+        does not divide n the last parts are shorter, and even gradients exceed 1 by up
+        to w/n.
     """
 
     density: Float[Array, " w"]
@@ -39,20 +39,20 @@ class Characteristics(NamedTuple):
 def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
     """Measures density, overlap, densification and skewness of workers' gradients.
 
-    Runs anywhere, on gradients of all workers in one place: for the choice of a method
-    before training, not for every step.
+    Takes the gradients of all workers in one place: for the choice of a method before
+    training, not for every step.
 
     Args:
       gradients: pytree of arrays [w, ...], per worker along the first axis.
       rows: whether leaves [w, V, ...] are taken as V rows, which count as non-zero if
-        any of their elements is; else every element counts.
+        any of their elements is non-zero; else every element counts.
 
     Returns:
       The characteristics, in elements or in rows.
 
     Raises:
-      ValueError: if there are no leaves or no workers, or leaves disagree about their
-        number.
+      ValueError: if there are no leaves or no workers, or the leaves' numbers of
+        workers differ.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax

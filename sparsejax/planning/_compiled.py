@@ -1,4 +1,4 @@
-"""Reading the collectives of a compiled program."""
+"""`compiled_wire_bytes`: bytes on the wire, from the text of a compiled program."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import jax
 
-from sparsejax.planning._wire_bytes import (
-    Collective,
+from sparsejax.planning._collectives import (
+    Operation,
     WireBytes,
-    received_bytes,
+    received,
     summarise,
 )
 
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
-# `%name = SHAPE opcode(operands), attributes`; asynchronous collectives come as a pair,
-# of which only the start is counted.
+# `%name = SHAPE opcode(operands), attributes`. Asynchronous collectives come as a pair;
+# only the start is counted.
 _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<shape>\(.*?\)|\S+) "
     r"(?P<kind>all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
@@ -35,8 +35,8 @@ def compiled_wire_bytes(
 ) -> WireBytes:
     """Bytes that each worker receives per step, read from a compiled program.
 
-    The same count as `wire_bytes`, after all that the compiler may have merged, split
-    or converted.
+    The same count as `wire_bytes`, after the compiler merged, split and converted
+    messages.
 
     Args:
       compiled: a `jax.stages.Compiled`, or the text of an optimised HLO module.
@@ -47,8 +47,8 @@ def compiled_wire_bytes(
       The bytes by collective and branch, as from `wire_bytes`.
 
     Raises:
-      TypeError: for what is neither.
-      ValueError: for the text of something that was not compiled.
+      TypeError: if `compiled` is neither.
+      ValueError: if the text is not that of a compiled program.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -64,8 +64,8 @@ def compiled_wire_bytes(
     """
     if not isinstance(compiled, str | jax.stages.Compiled):
         raise TypeError(
-            f"compiled: got {type(compiled).__name__}, expected what "
-            f"`jax.jit(step).lower(*arguments).compile()` returns, or its text."
+            f"compiled: got {type(compiled).__name__}, expected the result of "
+            f"`jax.jit(step).lower(*arguments).compile()`, or its text."
         )
     text = compiled if isinstance(compiled, str) else str(compiled.as_text())
     if devices is None:
@@ -76,10 +76,10 @@ def compiled_wire_bytes(
     computations, entry = _computations(text)
     if not entry:
         raise ValueError(
-            "compiled: this text has no ENTRY computation, so it is no compiled "
-            "program; call `.compile()` on what was lowered."
+            "compiled: this text has no ENTRY computation, so it is not a compiled "
+            "program; call `.compile()` on the lowered one."
         )
-    return summarise(tuple(_walk(computations, entry, devices, "", 1)))
+    return summarise(map(received, _walk(computations, entry, devices, "", 1)))
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -98,11 +98,11 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 def _walk(
     computations: dict[str, list[str]], name: str, devices: int, branch: str, times: int
-) -> Iterator[Collective]:
+) -> Iterator[Operation]:
     conditionals = 0
     for line in computations.get(name, ()):
         if found := _INSTRUCTION.match(line):
-            yield _collective(found, line, devices, branch, times)
+            yield _operation(found, line, devices, branch, times)
         callees = [
             callee.strip().lstrip("%")
             for group in _CALLEES.findall(line)
@@ -122,19 +122,19 @@ def _walk(
                 yield from _walk(computations, callee, devices, branch, times * repeats)
 
 
-def _collective(found, line: str, devices: int, branch: str, times: int) -> Collective:
+def _operation(found, line: str, devices: int, branch: str, times: int) -> Operation:
     kind = found["kind"].removeprefix("collective-")
     shapes = [
         _bits(dtype) * math.prod(map(int, filter(None, dims.split(",")))) / 8
         for dtype, dims in _SHAPE.findall(found["shape"])
     ]
     if found["start"]:
-        # An asynchronous start returns (operands, results, ...): of equal number.
+        # An asynchronous start returns (operands, results, ...), as many of each.
         halves = len(shapes) // 2
         shapes = shapes[halves : 2 * halves] if kind != "all-reduce" else shapes
     count = _group_size(line, devices)
     size = sum(shapes) * (count if kind == "reduce-scatter" else 1)
-    return Collective(kind, times * received_bytes(kind, size, count), branch)
+    return Operation(kind, size, count, branch, times)
 
 
 def _group_size(line: str, devices: int) -> int:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from sparsejax._checks import check_count, check_density
+from sparsejax._checks import check_number
 from sparsejax._workers import AxisName
-from sparsejax.planning._wire_bytes import Collective, summarise, wire_bytes
+from sparsejax.planning._collectives import (
+    Operation,
+    add_up,
+    received,
+    received_bytes,
+    summarise,
+)
+from sparsejax.planning._traced import trace
 
 
 class Prediction(NamedTuple):
-    """What `predict` expects of a step.
+    """Seconds and bytes that `predict` expects of a step.
 
     Attributes:
       seconds: of the exchange; of each conditional the costliest branch.
-      least: the same with the cheapest branch of each: an overflow that does not
-        happen, a step of `marsit` that sends bits.
-      bytes: that each worker receives in `seconds`.
-      least_bytes: that each worker receives in `least`.
+      least: the same with the cheapest branch of each: a step without overflow, or a
+        step of `marsit` that sends bits.
+      bytes: that each worker receives, as `wire_bytes(...).total`.
+      least_bytes: that each worker receives, as `wire_bytes(...).least`.
     """
 
     seconds: float
@@ -33,68 +38,122 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    recipe: optax.GradientTransformation | Callable[[float], Any],
-    n: int,
-    density: float,
-    workers: int,
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    workers: int | tuple[int, ...],
     bandwidth: float,
     latency: float,
-    *,
     compute: float = 0.0,
     axis_name: AxisName = "data",
 ) -> Prediction:
     """Seconds that an exchange takes, from the collectives of the traced step.
 
-    Every collective takes `bytes / bandwidth + messages latency`, one after the other:
-    bytes as in `wire_bytes`, and the messages of a ring, `w - 1` for an all-gather, an
-    all-to-all and a reduce-scatter, `2 (w - 1)` for an all-reduce, 1 for a permute.
-    What the workers compute is not known from this: measure it once, on one machine
-    without a link, or leave it out to learn what the links alone would allow.
+    The collectives run one after the other, and each takes `messages latency + bytes /
+    bandwidth` by the faster of the algorithms that libraries choose from. With w
+    workers, r = ceil(log2 w), and an operand (for an all-gather, a result) of S bytes:
+
+    | collective | algorithm | messages | bytes |
+    |---|---|---|---|
+    | all-reduce | ring | 2 (w-1) | 2 (w-1)/w S |
+    | | tree | 2 r | 2 S |
+    | all-gather | recursive doubling | r | (w-1)/w S |
+    | reduce-scatter | recursive halving | r | (w-1)/w S |
+    | all-to-all | direct | w-1 | (w-1)/w S |
+    | | Bruck's | r | r/2 S |
+    | permute | direct | 1 | S |
+
+    A ring gathers and scatters the same bytes in w-1 messages: a library that knows
+    nothing else takes longer than this says. The trace does not tell how long workers
+    compute: measure that once, on one machine without a link, and pass it as `compute`.
 
     Args:
-      recipe: a transformation, or a function of the density that makes one, such as
-        `sparsejax.exdyna`.
-      n: coordinates of the gradient, float32.
-      density: given to `recipe` if it is a function, in (0, 1].
-      workers: how many.
-      bandwidth: that each worker receives with, in bits per second: 1e9 for 1 Gbit/s.
+      tx: a transformation that holds sparsejax ones.
+      params: pytree of arrays or `jax.ShapeDtypeStruct`s, as for `wire_bytes`.
+      workers: number of workers; one number per axis if `axis_name` is a tuple.
+      bandwidth: with which each worker receives, in bits per second: 1e9 for 1 Gbit/s.
       latency: of one message, in seconds.
       compute: seconds that a worker computes in an exchange.
-      axis_name: the mesh axis of the workers.
+      axis_name: the mesh axis of the workers, or a tuple of axes.
 
     Returns:
-      A `Prediction`.
+      A `Prediction`. Its bytes are those of `wire_bytes`; a tree and Bruck's algorithm
+      receive more than these.
 
     Raises:
-      TypeError: if a number is not one.
-      ValueError: if `density` is outside (0, 1], `n` or `workers` less than 1,
-        `bandwidth` not positive, or `latency` or `compute` negative.
+      TypeError: if `tx` is not a transformation, `params` is a number, a number of
+        workers is not an int, or another argument is not a number.
+      ValueError: if a number of workers is less than 1, or there are more or fewer of
+        them than axes; if `bandwidth` is not positive, or `latency` or `compute`
+        negative or not finite.
 
     Example:
-      >>> import sparsejax
-      >>> link = dict(n=10**7, workers=8, bandwidth=1e9, latency=1e-4)
-      >>> dense = sparsejax.predict(sparsejax.dense(), density=1.0, **link)
-      >>> sparse = sparsejax.predict(sparsejax.exdyna, density=0.01, **link)
+      >>> import jax, jax.numpy as jnp, sparsejax
+      >>> params = jax.ShapeDtypeStruct((10**7,), jnp.float32)
+      >>> link = dict(workers=8, bandwidth=1e9, latency=1e-4)
+      >>> dense = sparsejax.predict(sparsejax.dense(), params, **link)
+      >>> sparse = sparsejax.predict(sparsejax.exdyna(0.01), params, **link)
       >>> print(f"{dense.seconds / sparse.seconds:.0f} times as fast")
-      64 times as fast
+      68 times as fast
+
+    References:
+      Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations
+      in MPICH", International Journal of High Performance Computing Applications 2005.
+      Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+      Message-Passing Systems", IEEE Transactions on Parallel and Distributed Systems
+      1997.
     """
-    check_count("n", n)
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth: got {bandwidth}, expected bits per second, > 0.")
-    for name, value in (("latency", latency), ("compute", compute)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name}: got {value}, expected seconds, 0 or more.")
-    density = check_density(density)
-    tx = recipe if isinstance(recipe, optax.GradientTransformation) else recipe(density)
-    gradient = jax.ShapeDtypeStruct((n,), jnp.float32)
-    moved = wire_bytes(tx, gradient, workers=workers, axis_name=axis_name)
-    messages = {"all-reduce": 2 * (workers - 1), "permute": 1 if workers > 1 else 0}
-
-    def seconds(c: Collective) -> Collective:
-        sent = messages.get(c.kind, workers - 1) * c.times
-        return c._replace(bytes=8 * c.bytes / bandwidth + sent * latency)
-
-    taken = summarise(tuple(map(seconds, moved.collectives)))
-    return Prediction(
-        compute + taken.total, compute + taken.least, moved.total, moved.least
+    meaning = "bits per second, more than 0"
+    bandwidth = check_number("bandwidth", bandwidth, lambda x: x > 0, meaning)
+    latency, compute = (
+        check_number(name, value, lambda x: 0 <= x < math.inf, "seconds, 0 or more")
+        for name, value in (("latency", latency), ("compute", compute))
     )
+    operations = trace(tx, params, workers, axis_name)
+    seconds = [
+        (operation.branch, operation.times * _seconds(operation, bandwidth, latency))
+        for operation in _merged(operations)
+    ]
+    moved = summarise(map(received, operations))
+    return Prediction(
+        compute + add_up(seconds, max),
+        compute + add_up(seconds, min),
+        moved.total,
+        moved.least,
+    )
+
+
+def _merged(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """One operation for all that share their messages."""
+    current = None
+    for operation in operations:
+        if current and operation.joined:
+            current = current._replace(size=current.size + operation.size)
+            continue
+        if current:
+            yield current
+        current = operation
+    if current:
+        yield current
+
+
+def _seconds(operation: Operation, bandwidth: float, latency: float) -> float:
+    """Seconds of one run of `operation`, by its fastest algorithm."""
+    kind, size, workers = operation[:3]
+    return min(
+        messages * latency + 8 * moved / bandwidth
+        for messages, moved in _algorithms(kind, size, workers)
+    )
+
+
+def _algorithms(kind: str, size: float, workers: int) -> list[tuple[int, float]]:
+    """`(messages, bytes)` of each algorithm for a collective."""
+    rounds = (workers - 1).bit_length()  # ceil(log2(workers))
+    fewest = received_bytes(kind, size, workers)
+    return {
+        "all-reduce": [(2 * (workers - 1), fewest), (2 * rounds, 2 * size)],
+        "all-gather": [(rounds, fewest)],
+        "reduce-scatter": [(rounds, fewest)],
+        "all-to-all": [(workers - 1, fewest), (rounds, rounds * size / 2)],
+        "permute": [(min(1, workers - 1), fewest)],
+    }[kind]

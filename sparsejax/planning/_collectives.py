@@ -1,0 +1,126 @@
+"""The collectives of a step, as records, and sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Collective(NamedTuple):
+    """One collective of a step.
+
+    Attributes:
+      kind: "all-reduce", "all-gather", "all-to-all", "permute" or "reduce-scatter".
+      bytes: received per worker and step.
+      branch: "" for a collective of every step, else the conditionals around it, such
+        as "cond0[1]" for the branch taken where the first predicate is true.
+      times: how often a step runs it, in a loop; `bytes` are of all of them. 0 for one
+        that travels with the collective before it, as leaves of one `psum` do.
+    """
+
+    kind: str
+    bytes: float
+    branch: str
+    times: int = 1
+
+
+class WireBytes(NamedTuple):
+    """Bytes that a worker receives in a step.
+
+    Attributes:
+      total: bytes per worker and step; of each conditional the costliest branch.
+      least: the same with the cheapest branch of each.
+      by_kind: the bytes of `total` by kind of collective, all branches added.
+      by_branch: bytes by branch: "" for the collectives of every step.
+      collectives: one by one.
+    """
+
+    total: float
+    least: float
+    by_kind: dict[str, float]
+    by_branch: dict[str, float]
+    collectives: tuple[Collective, ...]
+
+
+class Operation(NamedTuple):
+    """A collective as the program states it, whatever algorithm carries it out.
+
+    Attributes:
+      kind: as in `Collective`.
+      size: bytes of one worker's operand; of the result for an all-gather.
+      workers: how many workers take part.
+      branch: as in `Collective`.
+      times: how often a step runs it.
+      joined: whether it travels with the operation before it.
+    """
+
+    kind: str
+    size: float
+    workers: int
+    branch: str
+    times: int
+    joined: bool = False
+
+
+def received(operation: Operation) -> Collective:
+    """The operation with the bytes that each worker receives."""
+    kind, size, workers, branch, times, joined = operation
+    moved = times * received_bytes(kind, size, workers)
+    return Collective(kind, moved, branch, 0 if joined else times)
+
+
+def received_bytes(kind: str, size: float, workers: int) -> float:
+    """Bytes that one worker receives in an algorithm that moves the fewest.
+
+    Args:
+      kind: as in `Operation`.
+      size: as in `Operation`.
+      workers: as in `Operation`.
+    """
+    share = (workers - 1) / workers
+    return {
+        "all-reduce": 2 * share * size,
+        "all-gather": share * size,
+        "all-to-all": share * size,
+        "reduce-scatter": share * size,
+        "permute": float(size) if workers > 1 else 0.0,
+    }[kind]
+
+
+def summarise(collectives: Iterable[Collective]) -> WireBytes:
+    """The sums over collectives."""
+    collectives = tuple(collectives)
+    by_kind: dict[str, float] = {}
+    by_branch: dict[str, float] = {"": 0.0}
+    for kind, size, branch, _ in collectives:
+        by_kind[kind] = by_kind.get(kind, 0.0) + size
+        by_branch[branch] = by_branch.get(branch, 0.0) + size
+    costs = [(c.branch, c.bytes) for c in collectives]
+    return WireBytes(
+        add_up(costs, max), add_up(costs, min), by_kind, by_branch, collectives
+    )
+
+
+def add_up(
+    costs: list[tuple[str, float]],
+    pick: Callable[[list[float]], float],
+    prefix: str = "",
+) -> float:
+    """The sum of `costs` by branch, with one branch of each conditional.
+
+    Args:
+      costs: `(branch, cost)`, in bytes or in seconds.
+      pick: which branch counts: `max` for the costliest, `min` for the cheapest.
+      prefix: the branch to sum up, with all conditionals inside.
+    """
+    here = sum(cost for branch, cost in costs if branch == prefix)
+    deeper: dict[str, set[str]] = {}
+    for branch, _ in costs:
+        if branch.startswith(prefix) and branch != prefix:
+            label = branch[len(prefix) :].split("]")[0] + "]"
+            deeper.setdefault(label.split("[")[0], set()).add(prefix + label)
+    for labels in deeper.values():
+        sums = [add_up(costs, pick, label) for label in labels]
+        # A branch without collectives has no label.
+        here += pick(sums if len(sums) > 1 else [0.0, *sums])
+    return here

@@ -1,0 +1,132 @@
+"""The collectives of a transformation's traced step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from sparsejax._checks import check_count
+from sparsejax._workers import AxisName, Workers, spec_axes
+from sparsejax.planning._collectives import Operation
+
+# jax's primitives. A checked shard_map traces to the "invariant" ones.
+_KINDS = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "all_to_all": "all-to-all",
+    "ppermute": "permute",
+    "psum_scatter": "reduce-scatter",
+    "reduce_scatter": "reduce-scatter",
+}
+
+
+def trace(
+    tx: optax.GradientTransformation,
+    params: Any,
+    workers: int | tuple[int, ...],
+    axis_name: AxisName,
+) -> tuple[Operation, ...]:
+    """The collectives of one `tx.update`; arguments and errors as in `wire_bytes`."""
+    _check(tx, params)
+    axes = Workers(axis_name).axes
+    sizes = workers if isinstance(workers, tuple) else (workers,)
+    sizes = tuple(check_count("workers", size) for size in sizes)
+    if len(sizes) != len(axes):
+        raise ValueError(
+            f"workers: got {workers}, expected one number for each axis of {axes}."
+        )
+    known = dict(zip(axes, sizes, strict=True))
+    specs = jax.tree.map(lambda p: _shard_spec(p, axes), params)
+    for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(specs), strict=True):
+        known |= {name: leaf.sharding.mesh.shape[name] for name in spec_axes(spec)}
+    mesh = AbstractMesh(
+        tuple(known.values()), tuple(known), axis_types=(AxisType.Auto,) * len(known)
+    )
+
+    def step(gradients, params):
+        local = jax.tree.map(lambda g: g[0], gradients)
+        updates, _ = tx.update(local, tx.init(params), params)
+        return updates
+
+    def shaped(*leading):
+        return jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(
+                (*leading, *jnp.shape(p)), jnp.result_type(p)
+            ),
+            params,
+        )
+
+    by_worker = jax.tree.map(lambda spec: P(axis_name, *spec), specs)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(by_worker, specs), out_specs=specs
+    )
+    # Ignores the mesh of the context.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(mapped)(shaped(math.prod(sizes)), shaped())
+    return tuple(_walk(jaxpr.jaxpr, known, "", 1))
+
+
+def _check(tx: Any, params: Any) -> None:
+    if not hasattr(tx, "update"):
+        name = getattr(tx, "__name__", "")
+        found = f"the function `{name}`" if name else type(tx).__name__
+        call = f"`{name}(...)`" if name else "`sparsejax.exdyna(0.01)`"
+        raise TypeError(
+            f"tx: got {found}, expected a transformation, such as {call}, with the "
+            f"parentheses."
+        )
+    if isinstance(params, int | float | np.integer):
+        raise TypeError(
+            f"params: got the number {params}, expected the parameters, or their "
+            f"shapes, such as `jax.ShapeDtypeStruct((n,), jnp.float32)`."
+        )
+
+
+def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:
+    """How a parameter is sharded over other axes than the workers'."""
+    spec = getattr(getattr(leaf, "sharding", None), "spec", None) or ()
+    others = ([n for n in spec_axes([entry]) if n not in worker_axes] for entry in spec)
+    return P(*(tuple(names) or None for names in others))
+
+
+def _walk(
+    jaxpr: Any, sizes: dict[str, int], branch: str, times: int
+) -> Iterator[Operation]:
+    conditionals, before = 0, None
+    for eqn in jaxpr.eqns:
+        kind = _KINDS.get(eqn.primitive.name)
+        if kind:
+            names = eqn.params.get("axes", eqn.params.get("axis_name"))
+            # The leaves of one `psum` come one after the other; XLA combines them.
+            joined = kind == "all-reduce" and before == (kind, names)
+            before = (kind, names)
+            names = names if isinstance(names, tuple) else (names,)
+            workers = math.prod(sizes.get(name, 1) for name in names)
+            measured = eqn.outvars if kind == "all-gather" else eqn.invars
+            size = sum(v.aval.size * v.aval.dtype.itemsize for v in measured)
+            yield Operation(kind, size, workers, branch, times, joined)
+            continue
+        before = None
+        if eqn.primitive.name == "cond":
+            for i, closed in enumerate(eqn.params["branches"]):
+                inside = f"{branch}cond{conditionals}[{i}]"
+                yield from _walk(closed.jaxpr, sizes, inside, times)
+            conditionals += 1
+        else:
+            repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+            for value in eqn.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from _walk(inner, sizes, branch, times * repeats)
