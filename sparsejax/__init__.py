@@ -5,13 +5,19 @@ from sparsejax._labels import small_leaves
 from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.parts import Report
-from sparsejax.placement._gradients import localize, value_and_grad
+from sparsejax.placement._gradients import (
+    localize,
+    rows,
+    value_and_grad,
+    worker_key,
+)
 from sparsejax.placement._init import init, per_worker
 from sparsejax.placement._markers import PerShard, PerWorker, state_specs
 from sparsejax.placement._replicas import check_replicas
 from sparsejax.placement._resize import resize_workers
 from sparsejax.placement._shards import per_shard
 from sparsejax.placement._simulation import simulate
+from sparsejax.placement._specs import with_param_specs
 from sparsejax.planning._best_exchange import best_exchange
 from sparsejax.planning._characteristics import characteristics
 from sparsejax.planning._compiled import compiled_wire_bytes
@@ -65,6 +71,7 @@ __all__ = [
     "report",
     "reports",
     "resize_workers",
+    "rows",
     "sidco",
     "sign_majority",
     "simulate",
@@ -76,5 +83,7 @@ __all__ = [
     "topk",
     "value_and_grad",
     "wire_bytes",
+    "with_param_specs",
+    "worker_key",
     "zen",
 ]

@@ -46,7 +46,7 @@ class Gradient:
 
     @functools.cached_property
     def broken(self) -> Bool[Array, ""]:
-        """Bool[]: whether the gradient, or the sum of its coordinates, is not finite."""
+        """Bool[]: whether the gradient, or the sum of all of it, is not finite."""
         # The sum is not finite if a coordinate is not. `max` would not do: XLA:CPU
         # loses NaN in it.
         total = sum(jnp.sum(row, dtype=jnp.float32) for row in self.rows)
@@ -139,7 +139,8 @@ def _add_whole(
     `kept` outlives it and is copied.
     """
     vector, residual = add(kept)
-    leaves, treedef = jax.tree.flatten(kept)
+    treedef: Any = jax.tree.structure(kept)
+    leaves = jax.tree.leaves(kept)
     if not leaves or not _xla.barriers_are_dropped():
         # The vector takes the place of the first leaf. The others are overwritten when
         # it is done with them, and before anything is done with it.

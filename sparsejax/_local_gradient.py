@@ -113,11 +113,12 @@ def _operator(name: str) -> Any:
 
 
 # Python looks operators up on the class, and not through `__getattr__`.
-for _name in (
-    "add radd sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
-    "neg pos abs lt le gt ge eq ne and rand or ror xor rxor invert getitem iter len "
-    "float int bool complex array"
-).split():
+_OPERATORS = (
+    "add radd sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul",
+    "neg pos abs lt le gt ge eq ne and rand or ror xor rxor invert",
+    "getitem iter len float int bool complex array",
+)
+for _name in " ".join(_OPERATORS).split():
     setattr(LocalGradient, f"__{_name}__", _operator(f"__{_name}__"))
 
 

@@ -110,8 +110,8 @@ class Workers:
             sizes = mesh_axis_sizes()
             found = f"has the axes {tuple(sizes)}" if sizes else "is not set"
             raise NameError(
-                f"{caller}: the axis {self.axis_name!r} is not bound here, and the mesh "
-                f"{found}. Set one that has it before the step is called, "
+                f"{caller}: the axis {self.axis_name!r} is not bound here, and the "
+                f"mesh {found}. Set one that has it before the step is called, "
                 f"`jax.set_mesh(jax.make_mesh((jax.device_count(),), "
                 f"({self.axes[0]!r},)))`; pass the `axis_name=` of your mesh; call it "
                 f"inside `jax.shard_map`; or use `sparsejax.simulate` on one device."
@@ -120,13 +120,12 @@ class Workers:
     def explicit_spec(self, x: Any) -> Any:
         """The `PartitionSpec` that the type of `x` tells; None on automatic axes."""
         sharding = getattr(jax.typeof(x), "sharding", None)
-        types = dict(
-            zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
-            if sharding is not None
-            else ()
-        )
+        if sharding is None:
+            return None
+        mesh = sharding.mesh
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         explicit = all(types.get(a) == AxisType.Explicit for a in self.axes)
-        return sharding.spec if types and explicit else None
+        return sharding.spec if explicit else None
 
     def count(self) -> int:
         """How many workers there are: static."""

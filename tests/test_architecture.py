@@ -17,9 +17,9 @@ LAYERS = (
     {"_checks", "_nesting", "_workers"},
     {"_xla"},
     {"vectors"},
-    {"parts", "_labels", "_layout", "placement._markers"},
-    {"partitions", "_report", "placement._allocation"},
-    {"thresholds"},
+    {"parts", "_labels", "_layout", "_local_gradient", "placement._markers"},
+    {"partitions", "_report", "_gradient", "placement._groups"},
+    {"thresholds", "_views", "_entry", "placement._allocation"},
     {"sparsifiers", "exchanges", "memories"},
     {"_transform"},
     {"recipes", "placement", "planning"},
@@ -30,7 +30,8 @@ LAYERS = (
 # Rooms that only some may enter: who they are, beside the room itself.
 DOORS = {
     "placement": {"__init__"},
-    "placement._markers": {"__init__", "_transform", "exchanges"},
+    "placement._markers": {"__init__", "_transform", "_entry", "_views", "exchanges"},
+    "placement._groups": {"_transform", "_views"},
     "placement._allocation": {"_transform"},
     "planning": {"__init__"},
 }

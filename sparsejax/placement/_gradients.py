@@ -93,7 +93,8 @@ def rows(gradients: Any) -> Any:
       >>> mesh = jax.make_mesh((8,), ("data",))
       >>> with jax.set_mesh(mesh):
       ...     x = jax.device_put(jnp.arange(8.0), jax.P("data"))
-      ...     loss, grad = sparsejax.value_and_grad(lambda w, x: jnp.mean(w * x))(2.0, x)
+      ...     gradient = sparsejax.value_and_grad(lambda w, x: jnp.mean(w * x))
+      ...     loss, grad = gradient(2.0, x)
       >>> print(sparsejax.rows(grad).per_worker)
       [0. 1. 2. 3. 4. 5. 6. 7.]
     """

@@ -126,10 +126,10 @@ def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]
 def _require_bound(shards: Workers) -> None:
     if not shards.bound():
         raise NameError(
-            f"update: this state was made for plain `jax.jit`, with parameters that are "
-            f"sharded over {shards.axes}. Inside a `jax.shard_map` loop bind those axes "
-            f"too, with `sparsejax.state_specs(state)` as in_specs, or wrap the chain "
-            f"in `sparsejax.per_shard`."
+            f"update: this state was made for plain `jax.jit`, with parameters that "
+            f"are sharded over {shards.axes}. Inside a `jax.shard_map` loop bind those "
+            f"axes too, with `sparsejax.state_specs(state)` as in_specs, or wrap the "
+            f"chain in `sparsejax.per_shard`."
         )
 
 

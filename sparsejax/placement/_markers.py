@@ -48,6 +48,9 @@ class PerShard(NamedTuple):
 
 _MARKERS = (PerWorker, PerShard)
 
+# "per_worker", "per_shard", or the axes over which a group of leaves is sharded.
+Mark = str | tuple[str, ...]
+
 
 def map_per_worker(f: Callable[[Any], Any], tree: Any) -> Any:
     """Applies `f` to every leaf that is marked `PerWorker`, and to no other."""
@@ -153,7 +156,7 @@ def state_specs(
             "state_specs: got a transformation, expected a state of it, such as "
             "`sparsejax.init(tx, params, mesh)`."
         )
-    axes = {"per_worker": axis_name, "per_shard": shard_axis}
+    axes: dict[Any, AxisName] = {"per_worker": axis_name, "per_shard": shard_axis}
     marks = marks_of_leaves(state)
     if shard_axis:
         _check_shards(state, marks, Workers(shard_axis))
@@ -162,7 +165,7 @@ def state_specs(
     return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
-def _check_shards(state: Any, marks: list[tuple[str, ...]], shards: Workers) -> None:
+def _check_shards(state: Any, marks: list[tuple[Mark, ...]], shards: Workers) -> None:
     """Raises ValueError where `PerShard` marks some of what is sharded, and not all."""
     if not any("per_shard" in around for around in marks):
         return
@@ -178,13 +181,10 @@ def _check_shards(state: Any, marks: list[tuple[str, ...]], shards: Workers) -> 
             )
 
 
-Mark = str | tuple[str, ...]
-
-
 def marks_of_leaves(tree: Any) -> list[tuple[Mark, ...]]:
     """The markers around each leaf: one for each of its leading axes, in their order.
 
-    "per_worker", "per_shard", or for a group of a `ShardedState` the axes of its shards.
+    "per_worker", "per_shard", or the axes of the shards of a `ShardedState`'s group.
 
     By type. Only where there is none in all of `tree`, by name: parameters may be
     called as the markers are.
@@ -211,9 +211,9 @@ def _typed_marks(tree: Any, around: tuple[Mark, ...]) -> list[tuple[Mark, ...]]:
 
 def _mark(name: str, above: Any) -> Mark:
     """The mark of a marker at the path `above`."""
-    *_, groups, group = (None, None, *above)
-    if name == "per_shard" and _key(groups) == "groups":
-        return tuple(_key(group).split(","))
+    groups, group = [None, None, *map(_key, above)][-2:]
+    if name == "per_shard" and groups == "groups":
+        return tuple(str(group).split(","))
     return name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import path_name
@@ -52,10 +52,10 @@ def param_specs(params: Any, workers: Workers) -> Any:
 def _spec_of(leaf: Any) -> P | None:
     """The spec that a leaf tells; None where it cannot."""
     if isinstance(leaf, jax.core.Tracer):
-        sharding = getattr(jax.typeof(leaf), "sharding", None)
-        axis_types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
-        explicit = jax.sharding.AxisType.Explicit in axis_types
-        return sharding.spec if explicit else None
+        typed = getattr(jax.typeof(leaf), "sharding", None)
+        if typed is None or AxisType.Explicit not in typed.mesh.axis_types:
+            return None
+        return typed.spec
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, jax.ShapeDtypeStruct) and sharding is None:
         return None
@@ -134,8 +134,8 @@ def with_param_specs(
 
     Args:
       tx: a transformation that holds sparsejax ones.
-      specs: a tree of `PartitionSpec`s or `NamedSharding`s, shaped as the parameters, or
-        a prefix of that.
+      specs: a tree of `PartitionSpec`s or `NamedSharding`s, shaped as the parameters,
+        or a prefix of that.
 
     Returns:
       The same transformation.
@@ -143,7 +143,8 @@ def with_param_specs(
     Example:
       >>> import jax, jax.numpy as jnp, optax, sparsejax
       >>> from jax.sharding import AxisType, PartitionSpec as P
-      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+      >>> auto = (AxisType.Auto,) * 2
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=auto)
       >>> tx = optax.chain(sparsejax.exdyna(0.1), optax.adam(1e-3))
       >>> tx = sparsejax.with_param_specs(tx, {"w": P(None, "model"), "b": P()})
       >>> with jax.set_mesh(mesh):
