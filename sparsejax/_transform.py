@@ -138,9 +138,7 @@ def sparsify(
             mean, new = _propagate(parts, gradient, kept, local, layout)
         return layout.unflatten(mean), add_worker_axis(new, workers)
 
-    return optax.GradientTransformationExtraArgs(
-        init, two_views(groups.update(update), workers)
-    )
+    return optax.GradientTransformationExtraArgs(init, two_views(update, workers))
 
 
 def _check_pair(sparsifier: Sparsifier, exchange: Exchange) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._checks import path_name
 from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._workers import Workers, mesh_axis_sizes
-from sparsejax.placement._groups import ShardedState
+from sparsejax.placement import _groups as groups
 from sparsejax.placement._markers import PerWorker, state_specs
 
 Update = Callable[..., tuple[Any, Any]]
@@ -25,14 +25,19 @@ Update = Callable[..., tuple[Any, Any]]
 def two_views(update: Update, workers: Workers) -> Update:
     """`update` of this worker's view, which exchanges, for both views.
 
+    Where some parameters are sharded, each group of leaves is updated by itself.
+
     Args:
-      update: `(updates, state, params, **extra) -> (updates, state)`, axis bound.
+      update: `(updates, state, params, **extra) -> (updates, state)` of one vector,
+        axis bound.
       workers: the axis.
     """
 
+    grouped = groups.update(update)
+
     def both(updates, state, params=None, **extra_args):
         if workers.bound():
-            return update(updates, state, params, **extra_args)
+            return grouped(updates, state, params, **extra_args)
         workers.require_mesh("update")
         rows = _rows(updates)
         specs = _param_specs(rows, state)
@@ -40,7 +45,7 @@ def two_views(update: Update, workers: Workers) -> Update:
         states = state_specs(state, workers.axis_name)
 
         def mine(rows, state):
-            return update(jax.tree.map(lambda row: row[0], rows), state)
+            return grouped(jax.tree.map(lambda row: row[0], rows), state)
 
         mapped = jax.shard_map(
             mine,
@@ -108,7 +113,7 @@ def _rows(updates: Any) -> Any:
 
 def _param_specs(rows: Any, state: Any) -> Any:
     """How each parameter is sharded over other axes, as `init` noted it."""
-    if not isinstance(state, ShardedState):
+    if not isinstance(state, groups.ShardedState):
         return jax.tree.map(lambda _: P(), rows)
     known = state.sharding.specs()
     return jax.tree_util.tree_map_with_path(

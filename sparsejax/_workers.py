@@ -104,6 +104,10 @@ class Workers:
         known = set(self.axes) <= set(sizes)
         return math.prod(sizes[a] for a in self.axes) if known else None
 
+    def known_count(self) -> int:
+        """How many workers there are: static, in both views."""
+        return self.count() if self.bound() else self.mesh_count() or 1
+
     def require_mesh(self, caller: str) -> None:
         """Raises NameError unless a mesh with the axis is set."""
         if self.mesh_count() is None:

@@ -10,6 +10,7 @@ import optax
 from sparsejax import memories, sparsifiers
 from sparsejax._checks import check_number, check_optional_count
 from sparsejax._transform import sparsify
+from sparsejax._views import over_rows
 from sparsejax._workers import AxisName, Workers
 from sparsejax.parts import Exchange
 from sparsejax.recipes._default_exchange import exchange_or_pairs
@@ -101,10 +102,9 @@ def _clip_locally(norm, workers):
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
-        workers.require_bound("update")
-        clip = optax.clip_by_global_norm(norm / workers.count() ** 0.5)
+        clip = optax.clip_by_global_norm(norm / workers.known_count() ** 0.5)
         return clip.update(updates, state)
 
     return optax.GradientTransformationExtraArgs(
-        lambda params: optax.EmptyState(), update
+        lambda params: optax.EmptyState(), over_rows(update, workers)
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import optax
 
+from sparsejax._views import two_views
+
 
 def ladder(rungs, steps, workers):
     """Each of `rungs` in turn for `steps` steps, the last for ever, on one state."""
@@ -21,7 +23,8 @@ def ladder(rungs, steps, workers):
                 climb(higher, i + 1),
             )
 
-        workers.require_bound("update")
         return climb(rungs)()
 
-    return optax.GradientTransformationExtraArgs(rungs[0].init, update)
+    return optax.GradientTransformationExtraArgs(
+        rungs[0].init, two_views(update, workers)
+    )
