@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax.parts import Report
+from sparsejax.placement._groups import ShardedState
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int
@@ -77,10 +78,43 @@ def reports(opt_state: Any) -> dict[str, Report]:
       ['[0].report']
     """
     found, _ = jax.tree_util.tree_flatten_with_path(
-        opt_state, is_leaf=lambda node: _report_of(node) is not None
+        opt_state,
+        is_leaf=lambda node: (
+            isinstance(node, ShardedState) or _report_of(node) is not None
+        ),
     )
-    named = {jax.tree_util.keystr(path): _report_of(node) for path, node in found}
-    return {path: _unboxed(node) for path, node in named.items() if node is not None}
+    made = {}
+    for path, node in found:
+        if isinstance(node, ShardedState):
+            made[jax.tree_util.keystr(path)] = _of_all_shards(node)
+        elif (report := _report_of(node)) is not None:
+            made[jax.tree_util.keystr(path)] = _unboxed(report)
+    return made
+
+
+def _of_all_shards(state: ShardedState) -> Report:
+    """One report of all groups and shards of the parameters.
+
+    Counts are sums over shards, a worker's threshold is the least of its shards, and
+    the details are those of each group, with a leading axis for its shards.
+    """
+    parts = {name: reports(group) for name, group in state.groups.items()}
+    each = {name: next(iter(found.values())) for name, found in parts.items()}
+
+    def per_worker(field, combine):
+        rows = [getattr(r, field) for r in each.values()]
+        rows = [row.reshape(-1, row.shape[-1]) for row in rows]
+        return combine(jnp.concatenate(rows), axis=0)
+
+    sent = sum(jnp.sum(r.sent, dtype=jnp.int32) for r in each.values())
+    return Report(
+        demand=per_worker("demand", jnp.sum),
+        sent=sent,
+        density=sent.astype(jnp.float32) / max(state.sharding.size(), 1),
+        threshold=per_worker("threshold", jnp.min),
+        dropped=per_worker("dropped", jnp.any),
+        details={name: r.details for name, r in each.items()},
+    )
 
 
 def _report_of(node: Any) -> Report | None:

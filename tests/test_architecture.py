@@ -18,8 +18,8 @@ LAYERS = (
     {"_xla"},
     {"vectors"},
     {"parts", "_labels", "_layout", "_local_gradient", "placement._markers"},
-    {"partitions", "_report", "_gradient", "placement._groups"},
-    {"thresholds", "_views", "_entry", "placement._allocation"},
+    {"partitions", "_gradient", "placement._groups"},
+    {"thresholds", "_report", "_views", "_entry", "placement._allocation"},
     {"sparsifiers", "exchanges", "memories"},
     {"_transform"},
     {"recipes", "placement", "planning"},
@@ -31,7 +31,7 @@ LAYERS = (
 DOORS = {
     "placement": {"__init__"},
     "placement._markers": {"__init__", "_transform", "_entry", "_views", "exchanges"},
-    "placement._groups": {"_transform", "_views"},
+    "placement._groups": {"_transform", "_views", "_report"},
     "placement._allocation": {"_transform"},
     "planning": {"__init__"},
 }

@@ -30,25 +30,35 @@ class Sharding(NamedTuple):
     """How each parameter is sharded: a pytree without leaves, kept in the state.
 
     Attributes:
-      text: a literal dict from the path of a parameter to the entries of its spec. A
-        string, so that any serialiser can write it.
+      text: a literal dict from the path of a parameter to the entries of its spec and
+        its shape. A string, so that any serialiser can write it.
     """
 
     text: str = "{}"
 
     @classmethod
-    def of(cls, specs: Any) -> Self:
-        """Of a tree of `PartitionSpec`s."""
-        leaves = jax.tree_util.tree_leaves_with_path(
-            specs, is_leaf=lambda x: isinstance(x, P)
+    def of(cls, params: Any, specs: Any) -> Self:
+        """Of a tree of parameters, and one of `PartitionSpec`s."""
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        entries = map(tuple, jax.tree.structure(params).flatten_up_to(specs))
+        return cls(
+            repr(
+                {
+                    path_name(path): (spec, tuple(jnp.shape(leaf)))
+                    for (path, leaf), spec in zip(leaves, entries, strict=True)
+                }
+            )
         )
-        return cls(repr({path_name(path): tuple(spec) for path, spec in leaves}))
 
     def specs(self) -> dict[str, P]:
         """The `PartitionSpec` of each parameter, by path."""
-        return {
-            name: P(*entries) for name, entries in ast.literal_eval(self.text).items()
-        }
+        known = ast.literal_eval(self.text)
+        return {name: P(*entries) for name, (entries, _) in known.items()}
+
+    def size(self) -> int:
+        """The number of coordinates of all parameters."""
+        known = ast.literal_eval(self.text)
+        return sum(math.prod(shape) for _, shape in known.values())
 
 
 class ShardedState(NamedTuple):
@@ -76,7 +86,7 @@ def init(
     """
     workers.require_mesh("init")
     specs = param_specs(params, workers)
-    sharding = Sharding.of(specs)
+    sharding = Sharding.of(params, specs)
     by_path = sharding.specs()
     groups = _in_groups(params, by_path)
     if set(groups) <= {REPLICATED}:
