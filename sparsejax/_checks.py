@@ -1,6 +1,6 @@
 """Checks of static arguments: errors name the argument, its value and the rule.
 
-The function that uses an argument checks it. Recipes hand arguments on unchecked.
+The function that uses an argument checks the argument; recipes pass them on unchecked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# For errors: whole trees of parameters are passed by mistake.
+# Errors shorten values: users pass whole trees of parameters by mistake.
 _SHORT = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = 80
 
@@ -25,8 +25,8 @@ def _static_hint(name: str, value: Any) -> str:
     if not isinstance(value, jax.Array):
         return ""
     return (
-        f" It is fixed when the transformation is built: pass a Python number, and "
-        f'inside `optax.inject_hyperparams` also `static_args=("{name}", ...)`.'
+        f" The value is fixed when the transformation is built: pass a Python number, "
+        f'and inside `optax.inject_hyperparams` also `static_args=("{name}", ...)`.'
     )
 
 
@@ -43,11 +43,11 @@ def path_name(path: Any) -> str:
 def check_number(
     name: str, value: Any, allowed: Callable[[float], bool], meaning: str
 ) -> float:
-    """`value` as a float that is `allowed`; `meaning` names such values.
+    """Returns `value` as a float; `meaning` describes the allowed values, for errors.
 
     Raises:
-      TypeError: if it is not a Python or numpy number.
-      ValueError: if it is not allowed; NaN never is.
+      TypeError: if `value` is not a Python or numpy number.
+      ValueError: if `value` is not allowed; NaN never is.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
@@ -61,17 +61,17 @@ def check_number(
 
 
 def check_density(density: Any, name: str = "density") -> float:
-    """`density` as a float in (0, 1]; `name` is the argument's, for errors.
+    """Returns `density` as a float in (0, 1]; errors call the argument `name`.
 
     Raises:
-      TypeError: if it is not a Python or numpy number.
-      ValueError: if it lies outside (0, 1] or is NaN.
+      TypeError: if `density` is not a Python or numpy number.
+      ValueError: if `density` is outside (0, 1] or NaN.
     """
     if callable(density):
         raise TypeError(
             f"{name}: got the function {density!r}, expected a number in (0, 1]. "
-            f"Schedules are taken by `exdyna`, `micro`, `topk`, `cltk` and `random_k`, "
-            f"as their `density` with `max_density=`."
+            f"Only `exdyna`, `micro`, `topk`, `cltk` and `random_k` take a schedule as "
+            f"their `density`, with `max_density=`."
         )
     meaning = "a number in (0, 1], such as 0.01 to send one per cent"
     return check_number(name, density, lambda x: 0 < x <= 1, meaning)
@@ -80,20 +80,20 @@ def check_density(density: Any, name: str = "density") -> float:
 def check_density_schedule(
     density: Any, max_density: Any
 ) -> tuple[float | Callable[[Any], Any], float]:
-    """`(density, most)`: a float or a schedule, and the largest density it may reach.
+    """Returns a float or a schedule, and the largest density of any step.
 
     Raises:
-      TypeError: as `check_density`.
-      ValueError: as `check_density`; also for a schedule without `max_density`, and for
-        `max_density` without a schedule.
+      TypeError: as in `check_density`.
+      ValueError: as in `check_density`; also for a schedule without `max_density`, and
+        for `max_density` without a schedule.
     """
     if not callable(density):
         density = check_density(density)
         if max_density is not None:
             raise ValueError(
-                f"max_density: got {max_density} with the fixed density {density}. It "
-                f"belongs to a schedule, `density=optax.linear_schedule(...)`; leave "
-                f"it out."
+                f"max_density: got {max_density} with the fixed density {density}, but "
+                f"only a schedule, such as `density=optax.linear_schedule(...)`, needs "
+                f"max_density. Leave max_density out."
             )
         return density, density
     if max_density is None:
@@ -106,11 +106,11 @@ def check_density_schedule(
 
 
 def check_capacity(capacity: Any) -> int | None:
-    """`capacity` as a positive int, or None.
+    """Returns `capacity` as a positive int, or None.
 
     Raises:
-      TypeError: if it is neither an integer nor None.
-      ValueError: if it is less than 1.
+      TypeError: if `capacity` is neither an integer nor None.
+      ValueError: if `capacity` is less than 1.
     """
     meaning = (
         "payload slots per worker (a positive int), or None to derive them from the "
@@ -120,13 +120,13 @@ def check_capacity(capacity: Any) -> int | None:
 
 
 def check_value_dtype(dtype: Any) -> np.dtype:
-    """The dtype of values on the wire: float32 or bfloat16.
+    """Returns the dtype of values on the wire: float32 or bfloat16.
 
-    Defaults name it by a string: `optax.inject_hyperparams` takes every callable
-    argument for a schedule, and `jnp.float32` is callable.
+    Default arguments are strings, such as "float32": `optax.inject_hyperparams` treats
+    every callable argument as a schedule, and `jnp.float32` is callable.
 
     Raises:
-      ValueError: if it is another one.
+      ValueError: if `dtype` is neither of them.
     """
     allowed = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
     try:
@@ -142,22 +142,24 @@ def check_value_dtype(dtype: Any) -> np.dtype:
 
 
 def check_threshold(threshold: Any, name: str = "threshold") -> float:
-    """`threshold` as a float, at least 0.
+    """Returns `threshold` as a float of at least 0.
 
     Raises:
-      TypeError: if it is not a Python or numpy number.
-      ValueError: if it is negative or not finite.
+      TypeError: if `threshold` is not a Python or numpy number.
+      ValueError: if `threshold` is negative or not finite.
     """
     meaning = "a finite number of 0 or more, in units of the accumulated gradient"
     return check_number(name, threshold, lambda x: 0 <= x < math.inf, meaning)
 
 
 def check_densification(densification: Any, workers: int | None = None) -> float | None:
-    """`densification` as a float of at least 1, or None; at most `workers`, if given.
+    """Returns `densification` as a float in [1, `workers`], or None.
+
+    Without `workers`, any finite number of at least 1 is allowed.
 
     Raises:
-      TypeError: if it is neither a number nor None.
-      ValueError: if it is out of range or not finite.
+      TypeError: if `densification` is neither a number nor None.
+      ValueError: if `densification` is out of range or not finite.
     """
     if densification is None:
         return None
@@ -168,7 +170,7 @@ def check_densification(densification: Any, workers: int | None = None) -> float
         f"{'' if workers is None else f', here {workers}'}), or None for independent "
         f"supports"
     )
-    # Measured ones are float32.
+    # Measured densifications are float32, so they may exceed `workers` by a rounding.
     return check_number(
         "densification",
         densification,
@@ -178,10 +180,11 @@ def check_densification(densification: Any, workers: int | None = None) -> float
 
 
 def check_part(name: str, value: Any, kind: type, example: str) -> Any:
-    """`value`, which is a `kind`: a record of `sparsejax.parts`.
+    """Returns `value`, which has to be a `kind`, a record of `sparsejax.parts`.
 
     Raises:
-      TypeError: if it is not, such as a name, or a function that was not called.
+      TypeError: if `value` is not a `kind`: for example a name, or a function that was
+        not called.
     """
     if isinstance(value, kind):
         return value
@@ -193,10 +196,10 @@ def check_part(name: str, value: Any, kind: type, example: str) -> Any:
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """`value`, which is one of `choices`.
+    """Returns `value`, which has to be one of `choices`.
 
     Raises:
-      ValueError: if it is not.
+      ValueError: if `value` is not one of `choices`.
     """
     if value not in choices:
         raise ValueError(f"{name}: got {value!r}, expected one of {choices}.")
@@ -204,11 +207,11 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int:
-    """`value` as an int of at least `least`; `meaning` names such values.
+    """Returns `value` as an int; `meaning` describes the allowed values, for errors.
 
     Raises:
-      TypeError: if it is not an integer.
-      ValueError: if it is too small.
+      TypeError: if `value` is not an integer.
+      ValueError: if `value` is less than `least`.
     """
     meaning = meaning or f"an int of at least {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -224,16 +227,16 @@ def check_count(name: str, value: Any, least: int = 1, meaning: str = "") -> int
 def check_optional_count(
     name: str, value: Any, least: int = 1, meaning: str = ""
 ) -> int | None:
-    """None, or `value` as `check_count` has it."""
+    """Returns None for None, otherwise `check_count(name, value, least, meaning)`."""
     return None if value is None else check_count(name, value, least, meaning)
 
 
 def check_seed(seed: Any) -> Any:
-    """`seed` as an int of at least 0; traced integers as they are.
+    """Returns `seed` as an int of at least 0; returns traced integers unchanged.
 
     Raises:
-      TypeError: if it is not an integer.
-      ValueError: if it is negative.
+      TypeError: if `seed` is not an integer.
+      ValueError: if `seed` is negative.
     """
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer):
         return seed
@@ -241,32 +244,32 @@ def check_seed(seed: Any) -> Any:
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """`value` as a float in [0, 1).
+    """Returns `value` as a float in [0, 1).
 
     Raises:
-      TypeError: if it is not a Python or numpy number.
-      ValueError: if it lies outside.
+      TypeError: if `value` is not a Python or numpy number.
+      ValueError: if `value` is outside [0, 1).
     """
     return check_number(name, value, lambda x: 0 <= x < 1, "a number in [0, 1)")
 
 
 def check_period(period: Any) -> int | None:
-    """`period` as a positive int, or None.
+    """Returns `period` as a positive int, or None.
 
     Raises:
-      TypeError: if it is neither an integer nor None.
-      ValueError: if it is less than 1.
+      TypeError: if `period` is neither an integer nor None.
+      ValueError: if `period` is less than 1.
     """
     meaning = "a number of steps (a positive int), or None for never"
     return check_optional_count("period", period, 1, meaning)
 
 
 def check_scale(scale: Any) -> Any:
-    """`scale` as it is: a positive number, a traced one, or None.
+    """Returns `scale` unchanged: a positive number, a traced number, or None.
 
     Raises:
-      TypeError: if it is not a number.
-      ValueError: if it is not positive and finite.
+      TypeError: if `scale` is neither a number nor None.
+      ValueError: if `scale` is not positive and finite.
     """
     if scale is None or isinstance(scale, jax.Array):
         return scale

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from sparsejax._checks import path_name
-from sparsejax._layout import Layout
+from sparsejax._layout import Layout, Structure
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
 from sparsejax.placement._markers import drop_worker_axis
@@ -20,19 +20,21 @@ def check_init(params: Any, workers: Workers) -> None:
         _check_whole("init", params, workers)
 
 
-def enter(updates: Any, state: Any, workers: Workers) -> tuple[Layout, Any]:
+def enter(
+    updates: Any, state: Any, workers: Workers, method: str
+) -> tuple[Layout, Any]:
     """The layout of the gradients and this worker's state, without its leading axis.
 
     Raises:
       NameError: if the axis is not bound.
       TypeError: if a gradient is not real floating point.
-      ValueError: inside a wrapper that skips steps; for a state of another tree or of
-        another number of workers; for gradients that are sharded or already reduced.
+      ValueError: inside a wrapper that skips steps; for a state of another tree,
+        method, or number of workers; for gradients that are sharded or already reduced.
     """
     refuse_wrappers("update")
     workers.require_bound("update")
     layout = Layout.of(updates)
-    state.structure.check(layout.structure)
+    state.structure.check(Structure.of(layout.leaves, method))
     _check_whole("update", updates, workers)
     _check_local(updates, workers, state)
     return layout, drop_worker_axis(state, workers)

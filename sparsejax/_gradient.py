@@ -1,4 +1,4 @@
-"""One worker's gradient: whether it is finite, and how it is added to the residual."""
+"""One worker's gradient: tests whether it is finite, and adds it to the residual."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from sparsejax._layout import Layout
     from sparsejax.parts import Memory
 
-# Coordinates of a piece: with the residual's, 128 KiB.
+# Coordinates per piece. A piece of the gradient and one of the residual take 128 KiB.
 _PIECE = 1 << 14
 
-# Vectors of fewer coordinates are accumulated at once, on CPU too.
+# Vectors with fewer coordinates are accumulated in one go, on CPU too.
 _LARGE = 1 << 19
 
 
@@ -30,9 +30,9 @@ class Gradient:
     """The leaves of a gradient as rows. Per worker.
 
     Attributes:
-      rows: Float[1, m] each, in the order of the vector. Rows, since the residual is
-        stored as one: a reshape inside the kernel of their sum would keep XLA from
-        overwriting the residual.
+      rows: Float[1, m] each, in the order of the vector. The residual is stored as a
+        row too: a reshape in the kernel that adds them would keep XLA from overwriting
+        the residual.
       n: static, the number of coordinates.
     """
 
@@ -46,14 +46,14 @@ class Gradient:
 
     @functools.cached_property
     def broken(self) -> Bool[Array, ""]:
-        """Bool[]: whether the gradient, or the sum of all of it, is not finite."""
-        # The sum is not finite if a coordinate is not. `max` would not do: XLA:CPU
-        # loses NaN in it.
+        """Bool[]: whether a coordinate, or the sum of them all, is not finite."""
+        # The sum is not finite if any coordinate is not. `max` is no alternative: on
+        # XLA:CPU a maximum can lose NaN.
         total = sum(jnp.sum(row, dtype=jnp.float32) for row in self.rows)
         return jnp.logical_not(jnp.isfinite(total))
 
     def mean_square(self, skip: Bool[Array, ""] | bool) -> Float[Array, ""]:
-        """Float[]: the mean of the squared coordinates, 0 where `skip`."""
+        """Float[]: the mean of the squared coordinates, 0 if `skip`."""
         square = sum(jnp.sum(jnp.square(_wide(row))) for row in self.rows)
         # Zero the scalar: masking the rows would copy them.
         return jnp.where(skip, 0.0, square / max(self.n, 1))
@@ -67,14 +67,14 @@ class Gradient:
         skip: Bool[Array, ""] | bool,
         bound: float,
     ) -> tuple[Float[Array, " n"], Any]:
-        """`memory.accumulate`, in the place of the first leaf of `kept`.
+        """Runs `memory.accumulate`; the vector overwrites the first leaf of `kept`.
 
         Args:
-          memory: whose rule it is.
+          memory: the memory whose rule applies.
           kept: the residual, leaves [1, n].
           step: Int32[], the number of the step.
-          skip: Bool[], per worker: adds zeros instead of the gradient.
-          bound: the result is cut at `bound` and `-bound`.
+          skip: Bool[], per worker: True adds zeros instead of the gradient.
+          bound: results are clipped to `[-bound, bound]`.
 
         Returns:
           The vector [n] and the residual to settle.
@@ -96,18 +96,18 @@ def _wide(row: Float[Array, "1 m"]) -> Float[Array, "1 m"]:
 
 
 def _join(rows: list[Float[Array, "1 m"]]) -> Float[Array, "1 n"]:
-    """Rows one after the other, as float32."""
-    # Rows, as the residual is stored: XLA:CPU before jax 0.11 concatenates twice where
-    # a reshape follows.
+    """All rows, concatenated as float32."""
+    # The result is a row, like the residual: if a reshape follows, XLA:CPU before jax
+    # 0.11 concatenates twice.
     rows = [_wide(row) for row in rows]
     return jnp.concatenate(rows, axis=1) if rows else jnp.zeros((1, 0), jnp.float32)
 
 
 def _prepare(rows: list[Float[Array, "1 m"]], kept: Any) -> list[Float[Array, "1 m"]]:
-    """Rows to add: mostly joined to one.
+    """The rows to add: usually one, joined from all.
 
-    On CPU, where fresh memory costs a page fault for every 4 KiB, large leaves stay
-    where they are, and the residual is updated piece by piece.
+    On CPU, fresh memory costs a page fault for every 4 KiB. There large leaves are not
+    joined, and the residual is updated piece by piece.
     """
     by_piece = (
         len(rows) > 1
@@ -133,17 +133,17 @@ def _add_whole(
     kept: Any,
     step: Int[Array, ""],
 ) -> tuple[Float[Array, "1 n"], Any]:
-    """All of the vector at once.
+    """Adds the whole vector in one go.
 
-    Barriers: XLA would compute the sum again inside each kernel that uses it, so that
-    `kept` outlives it and is copied.
+    Barriers against fusion: XLA would recompute the sum in each kernel that reads the
+    sum. `kept` would stay alive until then, so XLA would copy `kept`.
     """
     vector, residual = add(kept)
     treedef: Any = jax.tree.structure(kept)
     leaves = jax.tree.leaves(kept)
     if not leaves or not _xla.barriers_are_dropped():
-        # The vector takes the place of the first leaf. The others are overwritten when
-        # it is done with them, and before anything is done with it.
+        # The vector overwrites the first leaf. The other leaves are overwritten after
+        # the vector was computed from them, and before anything reads the vector.
         vector, more = _xla.read_before(vector, leaves[1:])
         if more:
             residual = add(treedef.unflatten([leaves[0], *more]))[1]
@@ -155,7 +155,8 @@ def _add_whole(
     def body(_, vector):
         return add(treedef.unflatten([vector, *leaves[1:]]))[0]
 
-    # A loop whose trip count, 1, is only known at run time is a barrier that stays.
+    # XLA drops barriers here, but it cannot fuse through a loop whose trip count, 1, is
+    # known only at run time.
     once = jnp.minimum(step, 0) + 1
     return jax.lax.fori_loop(0, once, body, leaves[0]), residual
 
@@ -165,17 +166,17 @@ def _add_by_piece(
     rows: list[Float[Array, "1 m"]],
     kept: Any,
 ) -> tuple[Float[Array, "1 n"], Any]:
-    """Row after row, in pieces that stay in the cache of a core."""
+    """Adds row after row, in pieces that fit the cache of a core."""
 
     def insert(kept, piece, start):
         size = piece.shape[1]
         old = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1), kept
         )
-        # Barrier: XLA would fuse sum and insertion into one kernel that runs over all
-        # of the vector for each piece.
+        # Barrier against fusion: one kernel for sum and insertion would run over the
+        # whole vector for each piece.
         vector, residual = _xla.computed_once(add(piece, old))
-        # The vector takes the place of the first leaf.
+        # The vector overwrites the first leaf.
         new = [vector, *jax.tree.leaves(residual)[1:]]
         leaves, treedef = jax.tree.flatten(kept)
         return treedef.unflatten(

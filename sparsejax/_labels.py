@@ -1,4 +1,4 @@
-"""Which leaves are worth sparsifying."""
+"""Labels that tell leaves worth sparsifying from small ones."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from sparsejax._checks import check_number
 def small_leaves(
     min_size: int = 4096, *, sparse: str = "sparse", dense: str = "dense"
 ) -> Callable[[Any], Any]:
-    """Labels for `optax.partition` that send biases, norms and scalars dense.
+    """Labels for `optax.partition`: biases, norms and scalars are exchanged densely.
 
-    A leaf is small if it has fewer than `min_size` elements or at most one axis. Such
-    leaves are a tiny part of the bytes, and often the most sensitive part of a model.
+    A leaf is small if the leaf has fewer than `min_size` elements or at most one axis.
+    Small leaves are a tiny part of the bytes, and often the most sensitive part of a
+    model.
 
     Args:
-      min_size: elements from which on a leaf with two axes or more is sparsified.
+      min_size: the smallest number of elements of a large leaf.
       sparse: the label of large leaves.
-      dense: the label of small ones.
+      dense: the label of small leaves.
 
     Returns:
       A function from a pytree of parameters to a pytree of labels.
 
     Raises:
-      TypeError: if `min_size` is not a number, such as the parameters themselves.
+      TypeError: if `min_size` is not a number, but for example the parameters.
       ValueError: if `min_size` is negative, or both labels are the same.
 
     Example:
@@ -48,7 +49,7 @@ def small_leaves(
         "min_size",
         min_size,
         lambda size: size >= 0,
-        "a number of elements, 0 or more (parameters go to what is returned: "
+        "a number of elements, 0 or more (pass parameters to the returned function: "
         "`small_leaves()(params)`)",
     )
     if sparse == dense:

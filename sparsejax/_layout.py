@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +21,47 @@ if TYPE_CHECKING:
 MAX_SIZE = 2**31 - 1
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Structure:
-    """The paths and shapes of a tree: a pytree without leaves, kept in the state.
+Leaves = tuple[tuple[str, tuple[int, ...]], ...]
 
-    It tells apart the tree that the state was made for and the one that `update` gets,
-    although the state itself only holds flat vectors. Dtypes are not part of it:
-    gradients may have another precision than the parameters.
+
+@jax.tree_util.register_static
+class Structure(NamedTuple):
+    """What a state was made for: a pytree without leaves, kept in the state.
+
+    The state itself only holds flat vectors, which do not tell apart two trees of the
+    same size. Dtypes are not part of it: gradients may have another precision than
+    the parameters. Strings, so that any serialiser can write it.
+
+    Attributes:
+      leaves: a literal, the path and the shape of each leaf of the tree.
+      method: which kind of method made the state.
     """
 
-    leaves: tuple[tuple[str, tuple[int, ...]], ...]
+    leaves: str
+    method: str
+
+    @classmethod
+    def of(cls, leaves: Leaves, method: str) -> Self:
+        """Of the paths and shapes of a tree, for a method."""
+        return cls(repr(leaves), method)
 
     def check(self, given: Structure) -> None:
-        """Raises ValueError with the first difference if `given` is another tree."""
+        """Raises ValueError with the first difference if `given` is another one."""
         if given == self:
             return
-        for mine, theirs in zip(self.leaves, given.leaves, strict=False):
+        if given.method != self.method:
+            raise ValueError(
+                f"update: this state was made by another method, {self.method}, and "
+                f"this one is {given.method}. Restore the state of this "
+                f"transformation, or make one with its `init`."
+            )
+        had, got = (ast.literal_eval(s.leaves) for s in (self, given))
+        for mine, theirs in zip(had, got, strict=False):
             if mine != theirs:
                 difference = f"{_describe(theirs)} where it had {_describe(mine)}"
                 break
         else:
-            difference = f"{len(given.leaves)} leaves where it had {len(self.leaves)}"
+            difference = f"{len(got)} leaves where it had {len(had)}"
         raise ValueError(
             f"the gradients have another structure than the tree that `init` was "
             f"called with: {difference}. Call `tx.init` with a tree of the same "
@@ -52,7 +72,7 @@ class Structure:
 def bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
     """`path` without the `.value` of a flax nnx variable.
 
-    `nnx.Optimizer` calls `init` with variables and `update` with what they hold.
+    `nnx.Optimizer` calls `init` with variables, and `update` with the arrays in them.
     """
     boxed = path and getattr(path[-1], "name", None) == "value"
     return path[:-1] if boxed else path
@@ -65,18 +85,18 @@ def _describe(leaf: tuple[str, tuple[int, ...]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each leaf lies in the vector. Static and hashable.
+    """The place of each leaf in the vector. Static and hashable.
 
-    Leaves keep the order of the tree within a dtype, and dtypes are kept together, so
-    that the dtype of a coordinate follows from a few boundaries.
+    Leaves of one dtype lie together, in the order of the tree, so a few boundaries tell
+    the dtype of each coordinate.
 
     Attributes:
-      structure: paths and shapes in the order of the tree.
-      dtypes: of each leaf, in the order of the tree.
+      leaves: paths and shapes in the order of the tree.
+      dtypes: the dtype of each leaf, in the order of the tree.
       treedef: rebuilds the tree.
     """
 
-    structure: Structure
+    leaves: Leaves
     dtypes: tuple[np.dtype, ...]
     treedef: Any
 
@@ -86,7 +106,7 @@ class Layout:
 
         Raises:
           TypeError: if a leaf is not real floating point.
-          ValueError: if there are 2^31 coordinates or more.
+          ValueError: if the tree has 2^31 coordinates or more.
         """
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
         paths = tuple(jax.tree_util.keystr(bare(path)) for path, _ in leaves)
@@ -103,7 +123,7 @@ class Layout:
                 f"{'is' if len(wrong) == 1 else 'are'} not. Leave such leaves out with "
                 f"`optax.masked`, or differentiate only the floating-point parameters."
             )
-        layout = cls(Structure(tuple(zip(paths, shapes, strict=True))), dtypes, treedef)
+        layout = cls(tuple(zip(paths, shapes, strict=True)), dtypes, treedef)
         if layout.n > MAX_SIZE:
             raise ValueError(
                 f"the tree has {layout.n} coordinates, and one transformation handles "
@@ -114,7 +134,7 @@ class Layout:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(math.prod(shape) for _, shape in self.structure.leaves)
+        return tuple(math.prod(shape) for _, shape in self.leaves)
 
     @functools.cached_property
     def n(self) -> int:
@@ -150,21 +170,22 @@ class Layout:
 
     @functools.cached_property
     def row_size(self) -> int:
-        """D: the vector can be taken as `n / D` rows that divide every leaf.
+        """D: the vector consists of `n / D` rows, and every leaf of whole rows.
 
-        A row of a leaf [V, ...] is what one index of its first axis selects. D is the
-        greatest common divisor over the leaves, 1 where one has fewer than two axes.
+        One index of the first axis of a leaf [V, ...] selects a row of the leaf. D is
+        the greatest common divisor of the sizes of these rows, 1 if a leaf has fewer
+        than two axes.
         """
         rows = [
             math.prod(shape[1:])
-            for (_, shape), size in zip(self.structure.leaves, self.sizes, strict=True)
+            for (_, shape), size in zip(self.leaves, self.sizes, strict=True)
             if size
         ]
         return math.gcd(*rows) or 1
 
     @property
     def exact(self) -> bool:
-        """Whether every float32 value leaves as it is."""
+        """Whether the gradient's dtypes hold every float32 value."""
         return all(holds_float32(dtype) for dtype in self.dtypes)
 
     def rows(self, tree: Any) -> list[Float[Array, "1 m"]]:
@@ -179,7 +200,7 @@ class Layout:
             .reshape(shape)
             .astype(dtype)
             for (_, shape), dtype, size, start in zip(
-                self.structure.leaves,
+                self.leaves,
                 self.dtypes,
                 self.sizes,
                 (self.offsets[i] for i in range(len(self.sizes))),
@@ -191,18 +212,17 @@ class Layout:
     def round(
         self, indices: Int[Array, " k"], values: Float[Array, " k"]
     ) -> Float[Array, " k"]:
-        """`values` [k] as they will leave, in the dtypes of their coordinates [k]."""
+        """Rounds `values` [k] to the dtypes of their coordinates `indices` [k]."""
         if self.exact:
             return values
         rounded = values
         for end, dtype in reversed(self.runs):
-            # Later runs were handled first, so each step overwrites what lies before
-            # its end.
+            # Runs come last to first: each overwrites the values before its end.
             rounded = jnp.where(indices < end, round_to(values, dtype), rounded)
         return rounded
 
     def round_all(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
-        """The whole `vector` [n] as it will leave."""
+        """Rounds each coordinate of `vector` [n] to its dtype."""
         if self.exact:
             return vector
         starts = (0, *(end for end, _ in self.runs))

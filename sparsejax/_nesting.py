@@ -1,4 +1,4 @@
-"""Refuses optax wrappers that are silently wrong around a sparsifier."""
+"""Refuses optax wrappers that give silently wrong results around a sparsifier."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 
 _FIXES = {
     "MultiSteps": (
-        "`optax.MultiSteps` keeps a sum of local gradients in a state that is taken "
-        "for equal on all workers, and exchanges in every microstep. Average the "
+        "`optax.MultiSteps` accumulates local gradients in a state that has to be "
+        "equal on all workers, and exchanges in every microstep. Average the "
         "gradients of the microbatches before the one `update` of a step, with "
         "`jax.lax.scan`."
     ),
     "apply_if_finite": (
-        "`optax.apply_if_finite` looks at this worker's gradient alone, so that some "
-        "workers would take part in the exchange and others would not. Leave it out: "
-        '`nonfinite="drop"` (the default) leaves out the workers whose gradient is not '
-        "finite. For what comes after the exchange, wrap only that: "
+        "`optax.apply_if_finite` tests only this worker's gradient, so some workers "
+        "would take part in the exchange and others would not. Remove the wrapper: "
+        '`nonfinite="drop"` (the default) leaves out workers whose gradient is not '
+        "finite. To guard the steps after the exchange, wrap only those: "
         "`optax.chain(sparsejax.exdyna(...), optax.apply_if_finite(...))`."
     ),
 }
@@ -24,10 +24,10 @@ _FIXES = {
 def refuse_wrappers(caller: str) -> None:
     """Raises ValueError if an optax wrapper in `_FIXES` is calling.
 
-    A transformation is not told what it is wrapped in, and the wrappers hand its state
-    and its gradients on unchanged: nothing in the arguments gives them away. So the
-    Python stack is searched for their frames. `init` and `update` run as Python only
-    while jax traces them, so that a compiled step pays nothing.
+    The wrappers pass state and gradients on unchanged, so the arguments of a
+    transformation do not reveal a wrapper. This function searches the Python stack for
+    the wrappers' frames instead. `init` and `update` run as Python only while jax
+    traces them, so a compiled step pays nothing.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Reports: made by exchanges, found in nested optimizer states."""
+"""Reports: exchanges make them, users find them in nested optimizer states."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sparse_report(
       indices: Int32[m], replicated, distinct; empty slots hold `n`.
       n: number of coordinates.
       facts: `(demand [w], threshold [w], dropped [w])` of all workers, replicated.
-      details: facts that only this exchange has.
+      details: the facts that only this exchange reports.
     """
     demand, threshold, dropped = facts
     sent = jnp.sum(indices < n, dtype=jnp.int32)
@@ -67,8 +67,8 @@ def reports(opt_state: Any) -> dict[str, Report]:
         a checkpoint restored without a target, has turned them into dicts.
 
     Returns:
-      A dict from path (as `jax.tree_util.keystr` writes it) to `Report`; empty if there
-      is none.
+      A dict from path (in the format of `jax.tree_util.keystr`) to `Report`; empty if
+      the state has no report.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sparsejax
@@ -118,20 +118,20 @@ def _of_all_shards(state: ShardedState) -> Report:
 
 
 def _report_of(node: Any) -> Report | None:
-    """A node of a state as a `Report`, of dicts too; None if the node is not one."""
+    """The `Report` that a node of a state is, also as a dict; None for other nodes."""
     if isinstance(node, Report):
         return node
     fields = [name for name in Report._fields if name != "details"]
     if not isinstance(node, Mapping) or not set(fields) <= set(node):
         return None
-    details = dict(node.get("details") or {})  # empty ones leave no entry
+    details = dict(node.get("details") or {})  # empty details have no entry
     record: Any = collections.namedtuple
     details = record("Details", sorted(details))(**details)
     return Report(**{name: node[name] for name in fields}, details=details)
 
 
 def _unboxed(report: Report) -> Report:
-    """The report with plain arrays: `nnx.Optimizer` keeps each one in a variable."""
+    """The report with plain arrays: `nnx.Optimizer` wraps each array in a variable."""
     return jax.tree.map(
         lambda box: jax.tree.leaves(box)[0],
         report,
@@ -140,21 +140,23 @@ def _unboxed(report: Report) -> Report:
 
 
 def log_row(report: Report) -> dict[str, float]:
-    """One flat row of plain floats for any logger: means, extremes and counts.
+    """Returns a flat row of plain floats for any logger: means, extremes and counts.
 
-    Fetches the report to the host, which waits for the step; so not every step.
+    Fetches the report to the host, and so waits for the step: do not call this in every
+    step.
 
     Args:
       report: the `Report` of one transformation, outside of `jax.jit`.
 
     Returns:
-      `sent` and `density` as they are; `demand`, the number that qualified on all
-      workers; `threshold_mean`, `threshold_min` and `threshold_max` over the workers
-      with a finite threshold (0 where there is none); `dropped`, how many workers were
-      left out; and every scalar of `report.details` as `details/<name>`.
+      `sent` and `density` of the report; `demand`, the number of coordinates that
+      qualified on all workers; `threshold_mean`, `threshold_min` and `threshold_max`
+      over the workers with a finite threshold (0 if no worker has one); `dropped`, the
+      number of workers that were left out; and every scalar of `report.details` as
+      `details/<name>`.
 
     Raises:
-      TypeError: if `report` is not a `Report`, such as a whole optimizer state.
+      TypeError: if `report` is not a `Report`, but for example a whole optimizer state.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -189,13 +191,13 @@ def log_row(report: Report) -> dict[str, float]:
 
 
 def report(opt_state: Any) -> Report:
-    """The one report in an optimizer state: what happened in the last step.
+    """The only report in an optimizer state: the facts of the last step.
 
     Args:
       opt_state: any nesting of optax states with one sparsejax transformation.
 
     Returns:
-      The `Report`; zeros before the first step. Replicated.
+      The `Report`, replicated; zeros before the first step.
 
     Raises:
       ValueError: if there is no report, or more than one.
@@ -212,10 +214,11 @@ def report(opt_state: Any) -> Report:
         return next(iter(found.values()))
     if not found:
         raise ValueError(
-            "report: no sparsejax state in there. Pass the optimizer state of a "
-            "transformation that holds a sparsejax recipe."
+            "report: this state holds no sparsejax state. Pass the optimizer state of "
+            "a transformation that contains a sparsejax recipe."
         )
     raise ValueError(
-        f"report: {len(found)} sparsejax states in there ({', '.join(found)}). Use "
-        f"`sparsejax.reports(opt_state)` for all of them by path."
+        f"report: this state holds {len(found)} sparsejax states "
+        f"({', '.join(found)}). Use `sparsejax.reports(opt_state)`, which returns all "
+        f"of them by path."
     )

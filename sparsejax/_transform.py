@@ -36,7 +36,7 @@ class SparsifyState(NamedTuple):
       sparsifier: state of the sparsifier.
       exchange: state of the exchange.
       report: Report of the last step; zeros after `init`.
-      structure: static, which tree the state was made for.
+      structure: static, which tree and which kind of method the state was made for.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -62,6 +62,12 @@ class _Parts:
     exchange: Exchange
     memory: Memory
     workers: Workers
+
+    @property
+    def method(self) -> str:
+        """What has to be the same for a state to be taken over, beside its shapes."""
+        # No densities and capacities: they may change from one run to the next.
+        return f"{self.sparsifier.support} choices through `{self.exchange.name}`"
 
 
 def sparsify(
@@ -129,7 +135,7 @@ def sparsify(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
-        layout, local = _entry.enter(updates, state, workers)
+        layout, local = _entry.enter(updates, state, workers, parts.method)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)
         if nonfinite == "drop":
@@ -167,7 +173,7 @@ def _first_state(parts: _Parts, layout: Layout, worker_count: int) -> SparsifySt
         sparsifier=parts.sparsifier.init(layout, worker_count),
         exchange=parts.exchange.init(layout, worker_count),
         report=zero_report(worker_count, details),
-        structure=layout.structure,
+        structure=Structure.of(layout.leaves, parts.method),
     )
 
 

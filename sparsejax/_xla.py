@@ -1,9 +1,9 @@
 """Compiler facts that the code depends on: barriers, backends and versions.
 
-A donated residual should be overwritten by the accumulated vector, and the vector by
-the next residual. XLA copies instead wherever it believes that an old value is still
-needed, and computes a value again in each kernel that uses it. Every barrier against
-that has a name here, which says the intent.
+The accumulated vector should overwrite the donated residual, and the next residual
+should overwrite the vector. XLA copies the old value instead if a later operation may
+still read it, and fusion recomputes a value in each kernel that reads the value. The
+barriers against both have names here that say the intent.
 
 Once jax 0.10 is no longer supported, delete `barriers_are_dropped` and
 `barriers_merge_types` with the branches that ask them.
@@ -21,45 +21,46 @@ if TYPE_CHECKING:
 
 
 def on_cpu() -> bool:
-    """Whether programs are made for a CPU."""
+    """Whether jax compiles for the CPU."""
     return jax.default_backend() == "cpu"
 
 
 def barriers_are_dropped() -> bool:
-    """Whether barriers are gone before the compiler fuses: on CPU before jax 0.11."""
+    """Whether XLA removes barriers before fusion: on CPU before jax 0.11."""
     return jax.__version_info__ < (0, 11) and on_cpu()
 
 
 def barriers_merge_types() -> bool:
-    """Whether a barrier types all that passes it alike: before jax 0.11."""
+    """Whether a barrier gives all its values the same varying axes: before jax 0.11."""
     return jax.__version_info__ < (0, 11)
 
 
 def computed_once(x: Any) -> Any:
-    """`x`, which XLA must not compute again in each kernel that uses it."""
+    """`x`, behind a barrier: fusion would recompute `x` in each kernel with `x`."""
     return jax.lax.optimization_barrier(x)
 
 
 def read_before(read: Any, written: Any) -> tuple[Any, Any]:
-    """Both as they are; no write over `written` starts before `read` is known.
+    """Returns both unchanged; `written` is overwritten only after `read` is computed.
 
-    Then `written` is overwritten in place, where XLA would otherwise copy it.
+    The barrier stops copy insertion: in that order `written` can be overwritten in
+    place; without an order XLA copies `written` first.
     """
     return jax.lax.optimization_barrier((read, written))
 
 
 def after(x: Any, until: Any) -> Any:
-    """`x`, but not before `until` is known; of the same types."""
+    """`x`, unchanged, for operations that must not start before `until` is computed."""
     if barriers_merge_types():
         return x
     return jax.lax.optimization_barrier((x, until))[0]
 
 
 def late_zeros(n: int, until: Int[Array, ""]) -> Float[Array, " n"]:
-    """Zeros [n] that are not written before the non-negative number `until` is known.
+    """Zeros [n], written only after the non-negative number `until` is computed.
 
-    XLA writes constants at the start of a program. There they need memory of their own
-    while the gradients are alive; late zeros take over the gradients' memory.
+    XLA writes constants at the start of a program, while the gradients are alive, so
+    the constants need memory of their own. Late zeros reuse the gradients' memory.
     """
     return jnp.full((n,), jnp.minimum(until, 0).astype(jnp.float32))
 
@@ -69,7 +70,7 @@ def insert(
     indices: Int[Array, " k"],
     values: Float[Array, " k *D"],
 ) -> Float[Array, " n *D"]:
-    """`values` at distinct `indices` of zeros; indices out of range are left out.
+    """Writes `values` into `zeros` at distinct `indices`; drops indices out of range.
 
     On CPU a scatter-add is faster than a scatter: its loads overlap, and stores to cold
     lines do not.

@@ -45,17 +45,18 @@ State = Any
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Which step it is, and who takes part: every part gets it.
+    """The number of a step, its workers and its layout: each part's functions get one.
 
     Attributes:
-      index: Int32[], replicated: how many updates were made before.
+      index: Int32[], replicated: the number of updates made before this one.
       workers: static, the workers' axis: `gather`, `sum`, `mean` and the like.
       layout: static, where each leaf of the gradient lies in the vector.
       support: static, `Sparsifier.support` of the method.
       lossless: static, `Sparsifier.lossless` of the method.
       dropped: Bool[], per worker: whether this worker's gradient was left out.
       mean_square: `() -> Float[]`, per worker: the mean square of this worker's
-        gradient, before the memory added to it. Each call costs a pass over it.
+        gradient, before the memory adds the residual. Each call is one pass over the
+        gradient.
     """
 
     index: Int[Array, ""]
@@ -85,11 +86,11 @@ class Step:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Where each worker's indices lie: known to all, so that less of them is sent.
+    """The range of each worker's indices. All know it, so indices take fewer bytes.
 
     Attributes:
-      start: Int32[w], replicated. First coordinate that each worker may choose.
-      span: static. No worker chooses at or beyond `start + span`.
+      start: Int32[w], replicated: the first coordinate that each worker may choose.
+      span: static: no worker chooses a coordinate at or beyond `start + span`.
     """
 
     start: Int[Array, " w"]
@@ -97,16 +98,17 @@ class Window:
 
 
 class Choice(NamedTuple):
-    """What this worker would like to send. Per worker.
+    """The coordinates that a worker would like to send. Per worker.
 
     Attributes:
       indices: Int32[k], ascending; empty slots hold `n`, so that gathers fill and
-        scatters drop. `None`: the whole vector. With rows, indices of rows, and empty
-        slots hold `n / row_size`.
-      demand: Int32[], how many qualified before truncation to `k`.
-      threshold: Float[], the threshold that was applied; 0 where there is none.
-      window: where every worker's indices lie, or `None` for anywhere in `[0, n)`.
-      row_size: static, D: an index stands for D coordinates in a row.
+        scatters drop. `None` stands for the whole vector. With rows, these are indices
+        of rows, and empty slots hold `n / row_size`.
+      demand: Int32[], the number of coordinates that qualified, before truncation to
+        `k`.
+      threshold: Float[], the applied threshold; 0 for rules without a threshold.
+      window: the range of every worker's indices, or `None` for all of `[0, n)`.
+      row_size: static, D: each index stands for D consecutive coordinates.
     """
 
     indices: Int[Array, " k"] | None
@@ -117,15 +119,15 @@ class Choice(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What happened in a step; what users log. Replicated.
+    """The facts of one step, for users to log. Replicated.
 
     Attributes:
-      demand: Int32[w], how many coordinates qualified on each worker.
-      sent: Int32[], how many distinct coordinates of the update were delivered.
+      demand: Int32[w], the number of coordinates that qualified on each worker.
+      sent: Int32[], the number of distinct coordinates that were delivered.
       density: Float[], `sent / n`.
       threshold: Float[w], the threshold that each worker applied.
-      dropped: Bool[w], which workers' gradients were non-finite and left out.
-      details: NamedTuple, facts that only this exchange has.
+      dropped: Bool[w], True for workers whose gradient was non-finite and left out.
+      details: NamedTuple, the facts that only this exchange reports.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
@@ -145,15 +147,15 @@ class Report(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What everybody got, and how much of this worker's vector went out.
+    """The averaged update, and the coordinates of this worker's vector that went out.
 
     Attributes:
-      mean: Float[n], replicated. The averaged update; 0 where nothing was delivered.
-        Representable in the gradient's dtypes.
-      delivered: Int32[m], per worker: coordinates of this worker's vector that went
-        out; empty slots hold `n`. `None`: every coordinate.
-      left: Float[m], per worker: the part of those coordinates that stays: zeros, or
-        the rounding error. Float[n] where `delivered` is `None`.
+      mean: Float[n], replicated: the averaged update; 0 where nothing was delivered.
+        Its values are representable in the gradient's dtypes.
+      delivered: Int32[m], per worker: the coordinates of this worker's vector that went
+        out; empty slots hold `n`. `None` stands for every coordinate.
+      left: Float[m], per worker: the value that stays behind at each of them, which is
+        zero or a rounding error. Float[n] if `delivered` is `None`.
       report: Report, replicated.
     """
 
@@ -187,14 +189,15 @@ class Sparsifier(NamedTuple):
     Attributes:
       select: `(vector [n], state, step) -> (Choice, state)`, per worker.
       support: how the workers' choices relate: "disjoint", "overlapping", "agreed"
-        (equal on all of them), or "everything". Exchanges say which they accept.
+        (equal on all workers), or "everything". `Exchange.accepts` lists the accepted
+        ones.
       init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
-      adapt: `(state, report, step) -> state`. Only replicated facts come in, so the
-        state stays equal on all workers.
-      lossless: whether nothing may wait: where `demand` exceeds the slots, an exchange
-        that can averages whole vectors in that step.
-      reads: names in `Report.details` that `adapt` reads; the exchange has to tell
-        them.
+      adapt: `(state, report, step) -> state`. Sees replicated facts only, so the state
+        stays equal on all workers.
+      lossless: whether every non-zero coordinate has to be delivered in its own step.
+        If `demand` exceeds the slots, some exchanges then average whole vectors.
+      reads: the names in `Report.details` that `adapt` reads. `Exchange.tells` has to
+        contain them.
     """
 
     select: Callable[[Float[Array, " n"], State, Step], tuple[Choice, State]]
@@ -210,12 +213,12 @@ class Exchange(NamedTuple):
 
     Attributes:
       apply: `(vector [n], choice, state, step) -> (Delivery, state)`.
-      accepts: the kinds of `Sparsifier.support` that it can deliver.
+      accepts: the kinds of `Sparsifier.support` that the exchange can deliver.
       name: for error messages.
       init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
       details: `(layout, worker_count) -> NamedTuple` of zeros: `Report.details` before
         the first step, which fixes their structure.
-      tells: names in `Report.details` that a sparsifier may read.
+      tells: the names in `Report.details` that a sparsifier may read.
     """
 
     apply: Callable[[Float[Array, " n"], Choice, State, Step], tuple[Delivery, State]]
@@ -227,14 +230,14 @@ class Exchange(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a worker carries to the next step. Never communicates. Per worker.
+    """The vectors that a worker carries to the next step. Never communicates.
 
     Attributes:
-      init: `(n) -> residual`, a pytree of float32 arrays.
+      init: `(n) -> residual`, a pytree of float32 arrays. Per worker.
       accumulate: `(gradient, residual) -> (vector, residual)`, elementwise on arrays of
-        any one shape with n coordinates: `sparsify` calls it on rows [1, n], and more
-        than once in a step. The vector takes the place of the first leaf of the
-        residual that came in; `settle` gets the one that comes out.
+        one shape, with n coordinates in all. `sparsify` passes rows [1, n], and calls
+        the function more than once per step. The vector overwrites the first leaf of
+        the old residual; `settle` gets the new residual.
       settle: `(vector [n], delivery, residual) -> residual`.
     """
 
@@ -244,25 +247,28 @@ class Memory(NamedTuple):
 
 
 class ThresholdRule(NamedTuple):
-    """How an exclusive sparsifier finds the threshold of the part that it scans.
+    """Finds the threshold of the part that a worker of an exclusive sparsifier scans.
 
-    `quota` is how many coordinates the part should send; quotas sum to the target.
-    `count` maps thresholds Float[T], ascending, to Int32[T]: how many coordinates
-    of this worker's part have `|x| >= threshold`. It costs one pass over the part.
+    `quota` is the number of coordinates that the part should send; quotas sum to the
+    target. `count` maps ascending thresholds Float[T] to Int32[T]: the number of
+    coordinates of this worker's part with `|x| >= threshold`. Each call is one pass
+    over the part.
 
     Attributes:
       init: `(target, worker_count) -> state`, replicated.
       find: `(state, part [], quota [], size [], count) -> Float[]`, the threshold
-        for this step. Per worker.
-      adapt: `(state, demand [w], threshold [w], target) -> state` after the step; both
-        arrays replicated and ordered by *part*. `target` is an int, or Int32[] where
+        of this step. Per worker.
+      adapt: `(state, demand [w], threshold [w], target) -> state`, after the step. Both
+        arrays are replicated and ordered by *part*. `target` is an int, or Int32[] if
         the density is a schedule.
       capacity: `(target, n, worker_count) -> int`, payload slots per worker.
-      limit: `(quota [], slots) -> Int32[]`, how many a worker may send at most.
-      partition: how parts move that follow this rule's thresholds.
+      limit: `(quota [], slots) -> Int32[]`, the most coordinates that a worker may
+        send.
+      partition: the partition whose parts move by this rule's thresholds.
 
     Example:
-      A rule that selects what exceeds a fixed magnitude, up to twice the target:
+      A rule that selects the coordinates above a fixed magnitude, up to twice the
+      target:
 
       >>> import jax.numpy as jnp, sparsejax
       >>> fixed = sparsejax.thresholds.staircase()._replace(
@@ -287,15 +293,16 @@ class Partition(NamedTuple):
       init: `(n, worker_count) -> state`, replicated.
       bounds: `(state, n, worker_count, target) -> Int32[w + 1]`, ascending
         coordinates: part `p` is `[bounds[p], bounds[p + 1])`. Replicated.
-      span: `(n, worker_count, target) -> int`, static: no part is ever longer.
-      adapt: `(state, n, target, demand [w], threshold [w], histogram [B]) -> state`:
-        replicated; `demand` and `threshold` ordered by part. `histogram` counts the
+      span: `(n, worker_count, target) -> int`, static: the most coordinates of a part.
+      adapt: `(state, n, target, demand [w], threshold [w], histogram [B]) -> state`,
+        replicated; `demand` and `threshold` are ordered by part. `histogram` counts the
         delivered coordinates of each block (`partitions.blocks`); `None` unless
-        `reads` names it.
-      reads: facts of the exchange that `adapt` needs: `{"histogram"}`, or none.
+        `reads` contains "histogram".
+      reads: facts of the exchange that `adapt` needs: `{"histogram"}`, or the empty
+        set.
 
     Example:
-      The published blocks, without their moves:
+      The published blocks, but they never move:
 
       >>> import sparsejax
       >>> fixed = sparsejax.partitions.published()._replace(

@@ -1,12 +1,12 @@
 """Threshold rules: how an exclusive sparsifier finds the threshold of its part.
 
 A rule is a `ThresholdRule`, a record of pure functions; pass one as `threshold=` to
-`exdyna`, `micro` or `sparsifiers.exclusive`. This module has two; to write another,
-fill in the record, or replace some of its fields (`rule._replace(...)`). Rules do not
-communicate. `find` runs per worker, on facts about the part that the worker scans in
-this step; `adapt` sees replicated facts only, so that the state stays equal on all
-workers. `partition` is the `Partition` whose parts move as this rule's thresholds ask
-for: `exdyna` uses it.
+`exdyna`, `micro` or `sparsifiers.exclusive`. This module has two rules. To write
+another, fill in the record, or replace some of its fields (`rule._replace(...)`). Rules
+do not communicate. `find` runs per worker, on facts about the part that the worker
+scans in this step; `adapt` sees replicated facts only, so the state stays equal on all
+workers. `exdyna` uses the rule's `partition`, whose parts move by the rule's
+thresholds.
 
 Shapes: `w` workers and parts, `T` thresholds counted in one pass.
 """
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ThresholdRule", "quota", "staircase"]
 
-# Factors of the authors' published programs. Their shrink factor 0.9987 can never be
-# reached, so it has no place here.
+# Factors of the authors' published programs. Their shrink factor 0.9987 is left out: no
+# ratio reaches that branch.
 _OVER, _UNDER = 1.1, 0.909
 _RAISE_FAST, _RAISE, _LOWER = 1.005, 1.00125, 0.995
 
-# Thresholds are searched by bit pattern: as an integer, a non-negative float32 goes
-# about as its logarithm, and halving integers ends exactly.
+# The search runs over bit patterns: the integer with the bits of a non-negative float32
+# is nearly linear in its logarithm, and a search by halves ends exactly on integers.
 _TINY = int(np.float32(np.finfo(np.float32).tiny).view(np.int32))
-_UNKNOWN = _TINY - 1  # A lower end that was not counted yet.
+_UNKNOWN = _TINY - 1  # A lower end at which no pass has counted yet.
 _INFINITY = int(np.float32(np.inf).view(np.int32))
 _UNIT = 2**23 / math.log(2)  # Bit patterns per unit of the natural logarithm.
 
-# Thresholds per pass. On one CPU core a pass with 4 of them costs 1.3 times one with a
-# single threshold, with 8 of them 1.8 and with 16 of them 3.2 times as much: several
-# cheap passes narrow a range down faster than a costly one.
+# Thresholds per pass. On one CPU core a pass with 4, 8 or 16 thresholds costs 1.3, 1.8
+# or 3.2 times as much as a pass with one: several cheap passes narrow a range down
+# faster than an expensive one.
 _RUNGS = 4
-# The first pass around the expected threshold, as log ratios: as far apart as a count
-# may change by the default slack. On the recorded gradient stream the slowest of four
-# workers makes 1.2 passes a step, on Laplace noise 1.1.
+# Thresholds of the first pass, as log ratios to the expected threshold. From one to the
+# next the count changes by about the default slack. The slowest of four workers makes
+# 1.2 passes per step on the recorded gradient stream, and 1.1 on Laplace noise.
 _OFFSETS = tuple(round(_UNIT * x) for x in (-0.045, -0.02, 0.0, 0.02))
 
-# How fast a count falls with the threshold, both as logarithms. Error feedback makes
-# tails steep: 8 to 12 was measured on both streams.
+# The slope of the logarithm of the count over the logarithm of the threshold. Error
+# feedback makes tails steep: slopes of 8 to 12 were measured on both streams.
 _STEEPNESS = 9.0
 
 
@@ -61,14 +61,15 @@ def _slots(target: int, n: int, worker_count: int) -> int:
 
 
 def staircase() -> ThresholdRule:
-    """The published rule: one global threshold that moves a little each step.
+    """The published rule: one global threshold that moves a little in each step.
 
-    With `exam` the number of coordinates that qualified over the target, the threshold
-    is multiplied by 1.005 if `exam > 1.1`, by 1.00125 if `0.909 < exam <= 1.1`, and by
-    0.995 otherwise. It starts at `1 / (2 sqrt(target))`. Far from the target it takes
-    hundreds of steps to arrive, and it never rests; `quota` does not have to wait.
+    Let `exam` be the number of coordinates that qualified, divided by the target. The
+    rule multiplies the threshold by 1.005 if `exam > 1.1`, by 1.00125 if
+    `0.909 < exam <= 1.1`, and by 0.995 otherwise. The threshold starts at
+    `1 / (2 sqrt(target))`, takes hundreds of steps to come from far off, and never
+    settles. `quota` finds its threshold in the same step.
 
-    Its partition is `partitions.published()`.
+    The rule's partition is `partitions.published()`.
 
     State: Float32[], the threshold. Replicated.
 
@@ -112,25 +113,25 @@ def staircase() -> ThresholdRule:
 def quota(slack: float = 0.25) -> ThresholdRule:
     """The default rule: each part fills its quota, at its own threshold.
 
-    Finds a threshold `t` of the part in the same step, such that
+    In each step the rule finds a threshold `t` of the part such that
 
         quota <= count(t) <= quota (1 + slack)
 
-    by counting at 4 thresholds at once: first around the one that last step's count
-    suggests, then between the two that bracket the quota, and so on. The sparsifier
-    cuts the excess over the quota evenly over the part. Where ties leave no such
-    threshold, it is the highest with at least `quota` above it; where the part has
-    fewer non-zeros than its quota, the least normal number: zeros are never selected.
-    A quota of 0 selects nothing, one of the part's size everything, in no pass at all.
+    Each pass over the part counts at 4 thresholds: the first pass around the threshold
+    that the last step's count suggests, the next ones between the two thresholds that
+    bracket the quota. The sparsifier drops the excess over the quota evenly over the
+    part. If ties leave no such `t`, the rule takes the highest threshold that at least
+    `quota` coordinates reach. If the part has fewer non-zeros than its quota, the rule
+    takes the least normal number, since zeros are never selected. A quota of 0 selects
+    nothing, and a quota of the part's size selects everything; both take no pass.
 
-    Its partition is `partitions.balanced()`.
+    The rule's partition is `partitions.balanced()`.
 
-    State: Float32[w], replicated: where each part's threshold is expected, 0 if
-    unknown.
+    State: Float32[w], replicated: the expected threshold of each part, 0 if unknown.
 
     Args:
-      slack: how far above the quota the count may end, as a fraction of the quota. Less
-        slack takes more passes over the part.
+      slack: the largest excess of the count over the quota, as a fraction of the quota.
+        Less slack takes more passes over the part.
 
     Returns:
       A `ThresholdRule`.
@@ -162,7 +163,8 @@ def quota(slack: float = 0.25) -> ThresholdRule:
         trivial = (quota <= 0) | (quota >= size)
         rungs = _first_rungs(state[part])
         start = (rungs, jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), size, trivial)
-        # The carry has to vary as the result of a pass does; no pass is made here.
+        # The loop's carry has to vary over the same axes as the result of a pass. This
+        # line makes no pass.
         start = vary_like(
             start, jax.eval_shape(lambda: count(_from_bits(rungs)) >= quota + size)
         )
@@ -185,7 +187,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     def adapt(state, demand, threshold, target):
         tiny = jnp.finfo(jnp.float32).tiny
         known = jnp.isfinite(threshold) & (threshold > tiny)
-        # The middle of the range in which a count may end.
+        # The middle of the range of accepted counts.
         middle = jnp.asarray(target, jnp.float32) * ((1 + slack / 2) / demand.size)
         excess = demand.astype(jnp.float32) / jnp.maximum(middle, 1.0)
         expected = threshold * jnp.clip(excess, 0.5, 2.0) ** (1 / _STEEPNESS)
@@ -198,10 +200,10 @@ def quota(slack: float = 0.25) -> ThresholdRule:
 
 
 def rule_or_default(threshold: ThresholdRule | None) -> ThresholdRule:
-    """`threshold` as it is, or `quota()` for None.
+    """Returns `threshold`, or `quota()` for None.
 
     Raises:
-      TypeError: if it is neither a rule nor None.
+      TypeError: if `threshold` is neither a rule nor None.
     """
     if threshold is None:
         return quota()
@@ -215,7 +217,7 @@ def _from_bits(bits: Int[Array, " T"]) -> Float[Array, " T"]:
 def _first_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
     """Bit patterns Int32[4], ascending, of the first pass. Per worker.
 
-    Around the hint, or over all exponents without one.
+    They lie around the hint, or over all exponents if the hint is unknown.
     """
     around = jax.lax.bitcast_convert_type(hint, jnp.int32)
     around = jnp.clip(around + jnp.array(_OFFSETS, jnp.int32), _TINY, _INFINITY - 1)
@@ -228,6 +230,6 @@ def _rungs_between(low: Int[Array, ""], high: Int[Array, ""]) -> Int[Array, " T"
     step = jnp.maximum((high - low) // (_RUNGS + 1), 1)
     rungs = low + step * jnp.arange(1, _RUNGS + 1, dtype=jnp.int32)
     rungs = jnp.minimum(rungs, high - 1)
-    # Whether there are enough non-zeros at all is known after one look.
+    # One count at the least normal number tells whether the part has enough non-zeros.
     lowest = jnp.where(low == _UNKNOWN, _TINY, rungs[:1])
     return jnp.concatenate([lowest, rungs[1:]])

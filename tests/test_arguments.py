@@ -121,7 +121,7 @@ def test_sparsifiers_check_as_recipes_do(name):
         with pytest.raises(ValueError, match=r"max_density: got 0\.2 with the fixed"):
             make(0.1, max_density=0.2)
     else:
-        with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
+        with pytest.raises(TypeError, match="Only `exdyna`"):
             make(lambda step: 0.1)
 
 
@@ -157,7 +157,7 @@ def test_parts_check_their_arguments(call, error, message):
 
 
 def test_schedules_are_for_some_recipes():
-    with pytest.raises(TypeError, match="Schedules are taken by `exdyna`"):
+    with pytest.raises(TypeError, match="Only `exdyna`"):
         sparsejax.sidco(optax.linear_schedule(0.1, 0.01, 5))
 
 

@@ -1,18 +1,18 @@
 """Partitions: the contiguous parts of the vector, one per worker and step.
 
 A partition is a `Partition`, a record of pure functions; pass one as `partition=` to
-`sparsifiers.exclusive`. This module has three; to write another, fill in the record.
-The other functions say who owns a part (`parts_of`, `by_part`), how much it should
-send (`quotas`), and in which blocks the exchange `union` counts delivered coordinates
-(`blocks`).
+`sparsifiers.exclusive`. This module has three partitions. To write another, fill in the
+record. The other functions tell which worker owns a part (`parts_of`, `by_part`), how
+many coordinates a part should send (`quotas`), and the blocks in which the exchange
+`union` counts delivered coordinates (`blocks`).
 
-Everything here is replicated and deterministic: each worker computes all bounds by
-itself, from facts that all of them have. Sizes are static; the work of a program grows
-with the number of workers, its length does not.
+Everything here is replicated and deterministic: each worker computes all bounds from
+facts that all workers have. Sizes are static. The work of a program grows with the
+number of workers, but the length of its code does not.
 
 Shapes: `n` coordinates, `w` workers and parts, `B` blocks, `target` coordinates to
-deliver per step (K* in the papers); sizes follow from the largest target, which is
-static, and only `quotas` take the one of this step, which may be traced.
+deliver per step (K* in the papers). Sizes follow from the largest target, which is
+static. Only `quotas` takes the target of one step, which may be traced.
 """
 
 from sparsejax.partitions._balanced import balanced

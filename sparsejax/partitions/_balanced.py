@@ -13,20 +13,22 @@ from sparsejax.parts import Partition
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# Balanced rule, tuned on the recorded gradient stream. A part whose threshold is 1 %
-# high is taken to hold 8 % more than its quota above the common threshold. The rate at
-# which error feedback delivers goes as threshold**-2 in the long run, but within a step
-# accumulated values pile up just below it; 8 follows moving gradients, 2 lags behind.
+# Tuned on the recorded gradient stream. If a part's threshold is 1 % above the common
+# one, the rule assumes that 8 % more coordinates than its quota exceed the common one.
+# In the long run error feedback delivers at a rate of threshold**-2, but within a step
+# accumulated values pile up just below the threshold: an exponent of 8 follows moving
+# gradients, 2 lags behind.
 _EXPONENT = 8.0
-# Weight of the past in the mean count per block: about five steps. Longer means follow
-# a moving distribution late (ratio of thresholds 1.027 at 0.9, 1.017 at 0.8).
+# Weight of the past in the mean count per block, which then covers about five steps.
+# Longer means follow a moving distribution late (ratio of thresholds 1.027 at 0.9,
+# 1.017 at 0.8).
 _MEMORY = 0.8
-# Log ratios of thresholds are bounded by this: while parts are still far off, the
-# whole ratio to the eighth power overshoots (with 8 workers, steps 10 to 50: ratio of
-# thresholds 1.37 instead of 1.09).
+# Bound of the log ratios of thresholds. While parts are still far off, the eighth power
+# of the unbounded ratio overshoots (with 8 workers, steps 10 to 50: ratio of thresholds
+# 1.37 instead of 1.09).
 _LOG_RATIO = 0.5
-# Least size of a part, as a fraction of the mean. The published quarter keeps hot
-# parts from shrinking enough: ratio of thresholds 2 instead of 1.02 at mid-run.
+# Least size of a part, as a fraction of the mean: 1/16. With the published quarter, hot
+# parts cannot shrink enough (ratio of thresholds 2 instead of 1.02 at mid-run).
 _LEAST = 16
 
 
@@ -34,7 +36,8 @@ class BalancedState(NamedTuple):
     """Replicated.
 
     Attributes:
-      cuts: Int32[w + 1], where parts should begin, in blocks; before the guard.
+      cuts: Int32[w + 1], the wanted bounds of the parts in blocks, before `bounds`
+        enforces the least size.
       mean: Float32[B], exponential mean of the count per block at a common threshold.
     """
 
@@ -46,7 +49,7 @@ def _least_blocks(n: int, worker_count: int, target: int) -> int | None:
     """Static: the fewest blocks that a part may have; None if no bound can move."""
     count, size = blocks(n, worker_count)
     quota = -(-target // worker_count)
-    # One more than holds the quota, as the last block may be short.
+    # One block more than the quota fills, as the last block may be short.
     least = max(1, count // (_LEAST * worker_count), -(-quota // size) + 1)
     return least if worker_count > 1 and worker_count * least <= count else None
 
@@ -54,16 +57,18 @@ def _least_blocks(n: int, worker_count: int, target: int) -> int | None:
 def balanced() -> Partition:
     """Parts that all reach their quota at nearly the same threshold.
 
-    With `h_b` the delivered coordinates of block `b`, `p` the part it was in, `t_p`
-    that part's threshold, and `t` the geometric mean of the thresholds,
+    Let `h_b` be the number of delivered coordinates of block `b`, `p` the block's part,
+    `t_p` the threshold of `p`, and `t` the geometric mean of the thresholds. Then
 
         mean_b <- 0.8 mean_b + 0.2 h_b (t_p / t)^8
 
-    estimates how many coordinates of the block lie above one common threshold. Bounds
-    are the quantiles `p / w` of its cumulative sum, and every part keeps enough blocks
-    to hold its quota. Where that leaves nothing to move, parts are those of `even`.
+    estimates the number of coordinates of the block above one common threshold. Bounds
+    are the quantiles `p / w` of the cumulative sum of `mean`, and every part keeps
+    enough blocks to hold its quota. If no bound can move, the parts are those of
+    `even`.
 
-    Reads the histogram of the delivered coordinates, which the exchange `union` tells.
+    Reads the histogram of the delivered coordinates, which the exchange `union`
+    provides.
 
     Example:
       >>> partition = balanced()
@@ -76,7 +81,8 @@ def balanced() -> Partition:
 
     Departs from the paper: ExDyna moves one block per pair and step, by the counts at
     a threshold that all parts share. Here each part has its own threshold, so counts
-    are equal by construction, and the thresholds tell which parts hold too much.
+    are equal by construction, and a high threshold marks a part that holds too many
+    large coordinates.
     """
 
     def init(n, worker_count):
@@ -97,7 +103,8 @@ def balanced() -> Partition:
         if least is None:
             return even_split(n, worker_count)
         count, size = blocks(n, worker_count)
-        # Guarded here and not in `adapt`: a state made for another target stays legal.
+        # The guard is here and not in `adapt`, so a state made for another target stays
+        # legal.
         cuts = guarded(state.cuts, least, count)
         return jnp.where(cuts == count, n, cuts * size)
 
@@ -128,7 +135,7 @@ def balanced() -> Partition:
         nearer = goal - cumulative[above - 1] < cumulative[above] - goal
         wanted = jnp.where(nearer, above - 1, above).astype(jnp.int32)
         wanted = wanted.at[0].set(0).at[-1].set(count)
-        # Nothing delivered: no news.
+        # A step that delivered nothing changes nothing.
         news = jnp.any(histogram > 0)
         return BalancedState(
             cuts=jnp.where(news, wanted, state.cuts),
@@ -141,8 +148,9 @@ def balanced() -> Partition:
 def _log_ratios(threshold: Float[Array, " w"]) -> Float[Array, " w"]:
     """Float32[w]: log of each threshold over their geometric mean, bounded.
 
-    Thresholds at or below the least normal number mean that the part could not fill its
-    quota: it counts as the poorest. Infinite ones (no quota) and NaN tell nothing.
+    A threshold at or below the least normal number means that the part could not fill
+    its quota; the part gets the lowest ratio. Infinite thresholds (parts without a
+    quota) and NaN are unknown: their log ratio is 0.
     """
     tiny = jnp.finfo(jnp.float32).tiny
     threshold = threshold.astype(jnp.float32)

@@ -7,7 +7,7 @@ from sparsejax.parts import Partition
 
 
 def even() -> Partition:
-    """Equal parts that never move: the first `n mod w` are one longer.
+    """Equal parts that never move; the first `n mod w` parts are one longer.
 
     Example:
       >>> partition = even()

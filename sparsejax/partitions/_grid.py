@@ -16,8 +16,9 @@ BLOCKS = 1024
 def blocks(n: int, worker_count: int) -> tuple[int, int]:
     """The grid on which exchanges count and `balanced` cuts: static `(count, size)`.
 
-    Blocks are `size` coordinates long, a multiple of 32 where `n` allows at least two
-    per worker; the last one may be short. At least one block, also for `n = 0`.
+    Blocks are `size` coordinates long; the last block may be shorter. `size` is a
+    multiple of 32 if `n` then allows at least two blocks per worker. There is at least
+    one block, even for `n = 0`.
 
     Args:
       n: the number of coordinates.
@@ -35,7 +36,7 @@ def blocks(n: int, worker_count: int) -> tuple[int, int]:
 
 
 def even_split(total: int, worker_count: int) -> Int[Array, " w+1"]:
-    """Int32[w + 1]: the first `total mod w` intervals are one longer."""
+    """Int32[w + 1]: bounds of w intervals; the first `total mod w` are one longer."""
     share, rest = divmod(total, worker_count)
     parts = jnp.arange(worker_count + 1, dtype=jnp.int32)
     return parts * share + jnp.minimum(parts, rest)

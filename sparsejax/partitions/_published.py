@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Int
 
 # Published rule: a part is hot above 1.05 times the mean count, and cold below 0.95238
-# times. The second is the program's literal for 1 / 1.05.
+# times the mean count. The published program writes 0.95238 for 1 / 1.05.
 _HOT, _COLD = 1.05, 0.95238
 
 
@@ -38,11 +38,12 @@ def _grid(n: int, worker_count: int) -> tuple[int, int, int]:
 def published() -> Partition:
     """Parts that exchange single blocks with their neighbours, as published.
 
-    Blocks are `floor(n / 1024)` coordinates rounded down to a multiple of 32, and at
-    least 32; the last part also takes the remainder. After a step, from the first pair
-    of neighbouring parts to the last, one block moves from a hot part (more than 1.05
-    times the mean count) to a cold one (less than 0.95238 times), unless fewer than a
-    quarter of the mean number of blocks would be left.
+    Blocks have `floor(n / 1024)` coordinates, rounded down to a multiple of 32, and at
+    least 32; the last part also takes the remainder. After each step, the pairs of
+    neighbouring parts take turns from first to last. In each pair, one block moves from
+    a hot part (more than 1.05 times the mean count) to a cold part (less than 0.95238
+    times), unless the hot part would keep fewer than a quarter of the mean number of
+    blocks.
 
     Example:
       >>> partition = published()
@@ -71,7 +72,7 @@ def published() -> Partition:
 
     def span(n, worker_count, target):
         count, size, least = _grid(n, worker_count)
-        # A part gives blocks only while `least` are left to it.
+        # A part gives a block away only if `least` blocks remain.
         return n - (worker_count - 1) * min(least, count // worker_count) * size
 
     def adapt(state, n, target, demand, threshold, histogram):
@@ -103,7 +104,7 @@ def published() -> Partition:
 
 
 def _scaled(total: Int[Array, ""], size: int, n: int) -> Int[Array, ""]:
-    """`floor(size * total / n)`, exact wherever the product fits 32 bits."""
+    """`floor(size * total / n)`, exact if `size * n` is below 2^31."""
     if size * n < 2**31:
         return total * size // n
     return jnp.floor(total.astype(jnp.float32) * (size / n)).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Which part a worker has in a step, and how much it should send from there."""
+"""The part of each worker in a step, and the number of coordinates to send from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts_of(step: Int[Array, ""], worker_count: int) -> Int[Array, " w"]:
 def by_part(
     values: Shaped[Array, " w ..."], step: Int[Array, ""], worker_count: int
 ) -> Shaped[Array, " w ..."]:
-    """Reorders `values` from workers to the parts that they held. Replicated.
+    """Reorders `values` from the order of the workers to that of their parts.
 
     Args:
       values: [w, ...], replicated: one entry per worker.
@@ -46,10 +46,11 @@ def by_part(
 def quotas(
     step: Int[Array, ""], n: int, target: int | Int[Array, ""], worker_count: int
 ) -> Int[Array, " w"]:
-    """How many coordinates each part should send in this step.
+    """The number of coordinates that each part should send in this step.
 
-    `target / w` each. The remainder goes one by one to parts that change every `w`
-    steps: with fixed ones and `target < w`, some parts would never be sent.
+    Each part gets `floor(target / w)`. The remainder goes one by one to parts that
+    change every `w` steps: if the same parts always got the remainder and
+    `target < w`, some parts would never be sent.
 
     Args:
       step: Int32[], replicated.
@@ -65,7 +66,7 @@ def quotas(
       [3 3 2 2]
     """
     share, rest = target // worker_count, target % worker_count
-    # Near density 1 only the longer parts of `even` can hold one more.
+    # Near density 1, only the longer parts of `even` have room for one coordinate more.
     few = max(1, n % worker_count)
     if isinstance(target, int):
         holders = few if share == n // worker_count else worker_count

@@ -1,4 +1,4 @@
-"""One worker's vector: selection, packed bits, codes. Knows no method and no mesh."""
+"""Selection, packed bits and codes for one worker's vector, for any method or mesh."""
 
 from sparsejax.vectors._selection import compact, count_in, select_in
 

@@ -1,10 +1,10 @@
 """Messages: codes for indices, and many small arrays packed into one message.
 
-A collective costs milliseconds whatever its size on the networks this library is for,
-so all facts of a worker about a step travel in one message.
+On the networks for which this library is made, a collective of any size costs
+milliseconds, so one message carries all facts of a worker about a step.
 
-Ascending indices are sent in whichever of four codes takes the fewest bytes. All sizes
-are static, so that the choice is made when the program is traced.
+Ascending indices are sent in the one of four codes that takes the fewest bytes. All
+sizes are static, so the code is chosen when the program is traced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sparsejax.vectors import _bits
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, Shaped, UInt, UInt32
 
-# The unit of a message. 16 bits, so that indices relative to a part need no padding.
+# The unit of a message: indices relative to a part often fit 16 bits, and then need no
+# padding.
 WORD = jnp.uint16
 
 
@@ -51,12 +52,11 @@ def plain(slots: int, span: int) -> IndexCode:
 
 
 def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
-    """`low_bits` of each number as they are, and the bits above them in unary.
+    """`low_bits` of each number in binary, and the bits above them in unary.
 
-    The high part of number `i` is told by the position of the `i`-th set bit of a
-    bitmap: bit `high(i) + i` is set. So a number costs `low_bits + 1` bits, and all of
-    them together `span / 2^low_bits` more. Works for every ascending list, also with
-    repetitions.
+    The `i`-th set bit of a bitmap encodes the high part of number `i`: bit
+    `high(i) + i` is set. So each number costs `low_bits + 1` bits, and the whole list
+    costs `span / 2^low_bits` bits more. Ascending lists may repeat numbers.
 
     References:
       Elias, "Efficient storage and retrieval by content and address of static files",
@@ -91,7 +91,7 @@ def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
 
 
 def bitmap(slots: int, span: int) -> IndexCode:
-    """A bit for each of `span` numbers; for lists without repetitions."""
+    """One bit for each of `span` numbers; the list must not repeat numbers."""
 
     def decode(code):
         order = jnp.arange(slots, dtype=jnp.int32)
@@ -103,7 +103,7 @@ def bitmap(slots: int, span: int) -> IndexCode:
 
 
 def cheapest(slots: int, span: int) -> IndexCode:
-    """The code with the fewest bytes; among equals the one with the least work."""
+    """The code with the fewest bytes; of equal sizes, the one with the least work."""
     codes = [plain(slots, span), bitmap(slots, span)]
     if slots and span:
         codes += [elias_fano(slots, span, bits) for bits in range(span.bit_length())]
@@ -113,7 +113,7 @@ def cheapest(slots: int, span: int) -> IndexCode:
 def encode_indices(
     indices: Int[Array, " k"], start: Int[Array, ""], span: int, n: int
 ) -> Shaped[Array, " c"]:
-    """Ascending indices [k] relative to `start`, encoded; empty slots hold `n`."""
+    """Encodes ascending indices [k] relative to `start`; empty slots hold `n`."""
     relative = jnp.where(indices < n, indices - start, span)
     return cheapest(indices.shape[0], span).encode(relative)
 
@@ -121,7 +121,7 @@ def encode_indices(
 def decode_indices(
     codes: Shaped[Array, "w c"], start: Int[Array, " w"], span: int, n: int, slots: int
 ) -> Int[Array, "w k"]:
-    """The indices [w, slots] that every worker encoded; empty ones hold `n`."""
+    """Decodes every worker's indices, [w, slots]; empty slots hold `n`."""
     relative = jax.vmap(cheapest(slots, span).decode)(codes)
     return jnp.where(relative < span, relative + start[:, None], n)
 
@@ -131,16 +131,19 @@ def _word_count(bits: int) -> int:
 
 
 def _set_bits(positions: Int[Array, " k"], size: int) -> UInt32[Array, " words"]:
-    """Words with the bits at distinct `positions` [k] below `size` set."""
+    """Sets the bits at distinct `positions` [k]; drops positions from `size` on."""
     bits = jnp.uint32(1) << (positions % _bits.WORD).astype(jnp.uint32)
     bits = jnp.where(positions < size, bits, jnp.uint32(0))
     words = jnp.zeros(_word_count(size), jnp.uint32)
-    # Bits are distinct and integers: the order in which they are added is no matter.
+    # The bits are distinct integers, so their sum does not depend on the order.
     return words.at[positions // _bits.WORD].add(bits, mode="drop")
 
 
 def pack(tree: Any) -> UInt[Array, " words"]:
-    """All leaves of `tree`, of 2 or 4 bytes an element or bool, as one vector."""
+    """Packs all leaves of `tree` into one vector of words.
+
+    Elements are bool, or have 2 or 4 bytes.
+    """
     parts = []
     for leaf in map(jnp.asarray, jax.tree.leaves(tree)):
         if leaf.dtype == jnp.bool_:
@@ -150,7 +153,7 @@ def pack(tree: Any) -> UInt[Array, " words"]:
 
 
 def unpack(words: UInt[Array, "w words"], like: Any) -> Any:
-    """The trees that every worker packed: leaves of `like` with a leading axis [w]."""
+    """Unpacks every worker's tree: the leaves of `like` get a leading axis [w]."""
     leaves, treedef = jax.tree.flatten(like)
     parts, position = [], 0
     for leaf in map(jnp.asarray, leaves):
@@ -159,7 +162,7 @@ def unpack(words: UInt[Array, "w words"], like: Any) -> Any:
         width = dtype.itemsize // np.dtype(WORD).itemsize
         size = math.prod(leaf.shape) * width
         part = jax.lax.slice_in_dim(words, position, position + size, axis=1)
-        # bitcast_convert_type widens by consuming a last axis of the ratio of widths.
+        # To widen, bitcast_convert_type needs a last axis of the ratio of the widths.
         tail = (width,) if width > 1 else ()
         part = part.reshape(words.shape[0], *leaf.shape, *tail)
         part = jax.lax.bitcast_convert_type(part, dtype)

@@ -1,4 +1,4 @@
-"""A hash of 32 bits, for indices: draws and maps that every worker can repeat."""
+"""A 32-bit hash of indices, for draws and maps that every worker computes alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def mixed(
     x: UInt32[Array, " *shape"], key: UInt32[Array, ""]
 ) -> UInt32[Array, " *shape"]:
-    """UInt32[...]: the bits of `x` and `key`, well mixed; distinct for distinct `x`.
+    """UInt32[...]: a hash of `x` and `key`, different for different `x`.
 
     Example:
       >>> print(mixed(jnp.arange(2, dtype=jnp.uint32), jnp.uint32(0)))

@@ -1,4 +1,4 @@
-"""Ratios of counts, some of which are 0."""
+"""Ratios of counts that may be 0."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 def ratio(
     a: Real[Array, " *shape"], b: Real[Array, " *shape"]
 ) -> Float[Array, " *shape"]:
-    """`a / b` of non-negative numbers in float32, 0 where `b` is 0."""
+    """`a / b` in float32, for non-negative numbers; 0 where `b` is 0."""
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Values as a narrower type holds them."""
+"""Rounding of float32 values to narrower types."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def holds_float32(dtype: np.dtype) -> bool:
-    """Whether `dtype` has every float32 number."""
+    """Whether `dtype` represents every float32 number."""
     return jnp.finfo(dtype).bits >= 32
 
 
 def round_to(values: Array, dtype: np.dtype) -> Array:
-    """Float32 `values` as `dtype` holds them, saturated, in float32 again."""
+    """Rounds float32 `values` to `dtype`, saturated; the result is float32 again."""
     if holds_float32(dtype):
         return values
-    # Saturate: the rest stays in the residual, where an infinity would poison every
-    # later step.
+    # Saturate: the excess stays in the residual, and an infinity there would poison
+    # every later step.
     largest = float(jnp.finfo(dtype).max)
     clipped = jnp.clip(values, -largest, largest)
     return clipped.astype(dtype).astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""Selection by threshold over a region of the vector, in about one pass over it.
+"""Selection by threshold in a region of the vector, in about one pass over the region.
 
-No sorting and no n-sized running sum: the flags of qualifying coordinates are packed
-into bits, n / 32 words, and everything after that works on words and slots. Nothing
-here communicates; results are per worker where arguments are.
+There is no sort and no n-sized running sum: the flags of qualifying coordinates are
+packed into n / 32 words of bits, and all later steps work on words and slots. Nothing
+here communicates: results are per worker if the arguments are.
 
 Values and thresholds are compared as float32.
 """
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 Carry = TypeVar("Carry")
 
-# Coordinates per step of the loop over a region. On CPU a tile of this size stays in
-# the level 2 cache while several thresholds are applied to it.
+# Coordinates of a tile: one step of the loop over a region. On CPU a tile of this size
+# stays in the level 2 cache while several thresholds are counted.
 _TILE = 1 << 16
 
-# A loop step costs an accelerator some kernel launches, so that tiles grow with the
-# region; a moving region wastes at most its last tile.
+# On an accelerator each loop step costs several kernel launches, so tiles grow with the
+# region. A moving region wastes at most its last tile.
 _MOST_TILES = 64
 
-# Regions of up to this many tiles are read at their largest size, without a loop.
+# Regions of at most this many tiles are read at their largest size, without a loop.
 _UNROLLED_TILES = 4
 
-# How many coordinates are counted in one 8-bit field.
+# Coordinates per run: one 8-bit field holds the count of a run.
 _RUN = 128
 
-# Slots are computed in multiples of this.
+# The number of computed slots is a multiple of this.
 _ALIGNED = 128
 
 
@@ -47,7 +47,7 @@ def muldiv(
     b: Int[Array, " *shape"] | int,
     c: Int[Array, " *shape"] | int,
 ) -> Int32[Array, " *shape"]:
-    """`floor(a * b / c)`, exact although `a * b` may not fit into 32 bits.
+    """`floor(a * b / c)`, exact even if `a * b` does not fit into 32 bits.
 
     Args:
       a: Int32[...], at least 0.
@@ -55,7 +55,7 @@ def muldiv(
       c: Int32[...], at least 1.
 
     Returns:
-      Int32[...]. The quotient has to fit; otherwise it wraps.
+      Int32[...]. A quotient that does not fit wraps around.
     """
     return _divide_product(a, b, c)[0]
 
@@ -63,10 +63,10 @@ def muldiv(
 def _divide_product(a, b, c) -> tuple[Int32[Array, " *shape"], Int32[Array, " *shape"]]:
     """Quotient and remainder of `a * b` by `c`.
 
-    Long division of `a * b` by `c` in two digits of 16 bits of `a`. Each digit of the
-    quotient is estimated in float32; it lies below 2^17, where the estimate is off by
-    less than 1/8. Lowered by that much it is the digit or one less, and the remainder,
-    below `2 c`, is exact in wrapping 32-bit arithmetic.
+    Long division of `a * b` by `c`, with `a` in two digits of 16 bits. Each digit of
+    the quotient is below 2^17 and is estimated in float32, with an error below 1/8. The
+    estimate less 1/8, rounded down, is the digit or one less. The remainder is below
+    `2 c`, and exact in wrapping 32-bit arithmetic.
     """
     a, b, c = (jnp.asarray(x, jnp.int32).astype(jnp.uint32) for x in (a, b, c))
     whole = b // c
@@ -95,19 +95,19 @@ def count_in(
     *,
     span: int,
 ) -> Int32[Array, " t"]:
-    """How many coordinates of a region reach each of several thresholds.
+    """Counts the coordinates of a region that reach each of several thresholds.
 
-    Reads the region once; its cost follows `size`, not `span`.
+    Reads the region once; the cost grows with `size`, not with `span`.
 
     Args:
       vector: Float[n]. NaN reaches no threshold.
       start: Int32[], the first coordinate of the region.
-      size: Int32[], how many coordinates it has; `start + size <= n`.
+      size: Int32[], the number of coordinates of the region; `start + size <= n`.
       thresholds: Float[t].
       span: static, `size <= span <= n`.
 
     Returns:
-      Int32[t], how many coordinates `x` of the region have `|x| >= thresholds[t]`.
+      Int32[t], the number of coordinates `x` of the region with `|x| >= thresholds[t]`.
     """
     count = thresholds.size
     start, size, thresholds, zeros = _alike(
@@ -126,10 +126,10 @@ def count_in(
 def _counts(
     magnitudes: Float[Array, " m"], thresholds: list[Float[Array, ""]]
 ) -> Int32[Array, " t"]:
-    """How many of `magnitudes` reach each threshold.
+    """The number of `magnitudes` that reach each threshold.
 
-    XLA emits one loop over the data per sum, so four counts at a time share a sum:
-    each has an 8-bit field of a word, which holds the count of a run of coordinates.
+    XLA emits one loop over the data per sum, so four counts share one sum. Each count
+    has an 8-bit field of a word, which holds the count of one run of coordinates.
     """
     rest = -magnitudes.size % _RUN
     if rest:
@@ -160,27 +160,27 @@ def select_in(
 ) -> tuple[Int32[Array, " k"], Int32[Array, ""]]:
     """The coordinates of a region that reach a threshold, in ascending order.
 
-    When `demand`, their number, exceeds `quota`, those of rank
-    `floor(i * demand / quota)` for `i < quota` are kept: evenly strided, so that a
-    coordinate's position in the vector never decides whether it has to wait.
+    If `demand` coordinates reach the threshold and `demand > quota`, the coordinates of
+    rank `floor(i * demand / quota)` for `i < quota` are kept. These ranks are evenly
+    strided, so the position of a coordinate never decides whether the coordinate waits.
 
-    Reads the region once; its cost follows `size` and `capacity`, and `span / 32`.
+    Reads the region once; the cost grows with `size`, `capacity` and `span / 32`.
 
     Args:
       vector: Float[n]. NaN never qualifies.
       start: Int32[], the first coordinate of the region.
-      size: Int32[], how many coordinates it has; `start + size <= n`.
-      threshold: Float[]. Coordinates `x` with `|x| >= threshold` qualify, zeros too
-        when it is 0.
-      quota: Int32[], at most `capacity`: how many coordinates to keep at most.
+      size: Int32[], the number of coordinates of the region; `start + size <= n`.
+      threshold: Float[]. Coordinates `x` with `|x| >= threshold` qualify; zeros qualify
+        only at a threshold of 0.
+      quota: Int32[], at most `capacity`: the most coordinates to keep.
       span: static, `size <= span <= n`.
       capacity: static, the number of slots `k`.
 
     Returns:
       indices: Int32[k], coordinates of `vector`; empty slots hold `n`.
-      demand: Int32[], how many coordinates qualified.
+      demand: Int32[], the number of coordinates that qualified.
     """
-    # No loop is needed over a region that is known to be all of the vector.
+    # A region that is statically the whole vector needs no loop.
     region = (start, size)
     whole = all(isinstance(x, int) for x in region) and region == (0, vector.size)
     start, size, threshold, quota, nothing = _alike(
@@ -195,7 +195,8 @@ def select_in(
     words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
 
     def insert(words, row, magnitudes):
-        # A flat buffer: XLA:CPU splits a loop over threads along its first axis.
+        # The buffer is flat, since XLA:CPU splits a loop over threads along the first
+        # axis of its result.
         packed = _bits.pack(magnitudes >= threshold)
         return jax.lax.dynamic_update_slice(words, packed, (row * tile_words,))
 
@@ -222,7 +223,7 @@ def compact(
 
     Returns:
       indices: Int32[k], ascending; empty slots hold `n`.
-      demand: Int32[], how many coordinates qualified.
+      demand: Int32[], the number of coordinates that qualified.
 
     Example:
       >>> import functools, jax, jax.numpy as jnp
@@ -242,11 +243,11 @@ def fold(
 ) -> Carry:
     """Folds `step(carry, magnitudes [m])` over pieces of the vector.
 
-    So a function of each magnitude never takes memory for all of them.
+    The magnitudes of the whole vector are never stored.
 
     Args:
-      step: takes NaN beyond the end of the vector, as float32.
-      carry: where to start.
+      step: gets float32 magnitudes, NaN beyond the end of the vector.
+      carry: the initial carry.
       vector: Float[n].
     """
     n = vector.size
@@ -269,9 +270,10 @@ def _fill_slots(
     """Slots for evenly strided set bits of `words`; see `select_in`."""
     demand = jnp.sum(_bits.popcount(words), dtype=jnp.int32)
     kept = jnp.minimum(jnp.minimum(demand, quota), capacity)
-    # XLA:CPU takes more than twice as long for slots of an odd number.
+    # An odd number of slots takes more than twice as long on XLA:CPU.
     slots = jnp.arange(-(-capacity // _ALIGNED) * _ALIGNED, dtype=jnp.int32)
-    # Divisors of at least 1 where nothing is kept, and slots with a rank that fits.
+    # `maximum` avoids division by 0 if nothing is kept; `minimum` keeps the ranks of
+    # empty slots in range.
     ranks = muldiv(jnp.minimum(slots, kept), demand, jnp.maximum(kept, 1))
 
     def first_slot(rank):
@@ -281,12 +283,12 @@ def _fill_slots(
 
     position = _bits.positions(words, ranks, first_slot)
     indices = jnp.where(slots < kept, coordinate(position), n)
-    # Barrier: XLA would recompute the indices, from the bits on, for each use.
+    # Barrier against fusion: each use would recompute the indices from the bits.
     return _xla.computed_once(indices[:capacity]), demand
 
 
 def _alike(vector, *values):
-    """`values` as arrays that vary over the axes over which any of the inputs does."""
+    """`values` as arrays that vary over every axis over which an input varies."""
     values = [jnp.asarray(v, jnp.int32 if isinstance(v, int) else None) for v in values]
     for reference in (vector, *values):
         values = vary_like(values, reference)
@@ -298,7 +300,7 @@ def _magnitudes(x: Float[Array, " m"]) -> Float[Array, " m"]:
 
 
 def _tiling(span: int) -> tuple[int, int]:
-    """How many coordinates a tile of a region has, and the most tiles of a region."""
+    """The coordinates per tile, and the most tiles of a region."""
     if span <= _UNROLLED_TILES * _TILE:
         return span, 1
     tile = max(_TILE, -(-span // (_MOST_TILES * _RUN)) * _RUN)
@@ -306,15 +308,14 @@ def _tiling(span: int) -> tuple[int, int]:
 
 
 def _tile_start(n: int, start, row, tile: int):
-    # The last tile may not fit between its first coordinate and the end.
+    # The last tile may be too long for the end of the vector: it then starts earlier.
     return jnp.minimum(start + row * tile, n - tile)
 
 
 def _scan_region(step, carry, vector, start, size, span: int):
     """Folds `step(carry, row, magnitudes [tile])` over the tiles of a region.
 
-    Magnitudes of coordinates that do not belong to the tile are NaN, so that they
-    reach no threshold.
+    Magnitudes outside the tile are NaN, so they reach no threshold.
     """
     tile, rows = _tiling(span)
 
