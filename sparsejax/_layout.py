@@ -58,7 +58,11 @@ class Structure(NamedTuple):
         had, got = (ast.literal_eval(s.leaves) for s in (self, given))
         for mine, theirs in zip(had, got, strict=False):
             if mine != theirs:
-                difference = f"{_describe(theirs)} where it had {_describe(mine)}"
+                difference = (
+                    f"{_describe(theirs)} instead of shape {mine[1]}"
+                    if theirs[0] == mine[0]
+                    else f"{_describe(theirs)} where it had {_describe(mine)}"
+                )
                 break
         else:
             difference = f"{len(got)} leaves where it had {len(had)}"

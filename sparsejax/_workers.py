@@ -113,6 +113,19 @@ class Workers:
         if self.mesh_count() is None:
             sizes = mesh_axis_sizes()
             found = f"has the axes {tuple(sizes)}" if sizes else "is not set"
+            if caller == "init":
+                raise NameError(
+                    f"init: the axis {self.axis_name!r} is not bound here, and the "
+                    f"mesh {found}, so the number of workers is unknown. Set a mesh, "
+                    f"`jax.set_mesh(jax.make_mesh((jax.device_count(),), "
+                    f"({self.axes[0]!r},)))`, or pass one, `sparsejax.init(tx, params, "
+                    f"mesh)`. For a `jax.pmap` loop, make the state with "
+                    f"`sparsejax.init(tx, params, workers=jax.device_count(), "
+                    f"axis_name={self.axis_name!r})`, pass it as "
+                    f"`TrainState(step=0, ..., opt_state=...)`, and replicate it. Or "
+                    f"call `tx.init` inside `jax.shard_map`, or use "
+                    f"`sparsejax.simulate` on one device."
+                )
             raise NameError(
                 f"{caller}: the axis {self.axis_name!r} is not bound here, and the "
                 f"mesh {found}. Set one that has it before the step is called, "

@@ -46,10 +46,11 @@ def test_another_axis_name_in_shard_map():
         )(jnp.zeros(8))
 
 
-def test_init_without_mesh_names_both_remedies():
-    with pytest.raises(ValueError, match=r"set_mesh.*sparsejax\.init.*shard_map"):
+def test_init_without_mesh_names_the_remedies():
+    remedies = r"set_mesh.*sparsejax\.init.*pmap.*workers=.*shard_map"
+    with pytest.raises(NameError, match=remedies):
         sparsejax.exdyna(0.1).init(PARAMS)
-    with pytest.raises(ValueError, match="no axis 'batch' here"):
+    with pytest.raises(NameError, match=r"'batch'.*has the axes \('data',\)"):
         sparsejax.init(sparsejax.exdyna(0.1, axis_name="batch"), PARAMS, mesh_of())
 
 
