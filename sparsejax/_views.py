@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import path_name
 from sparsejax._local_gradient import LocalGradient, wrap
+from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, mesh_axis_sizes
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._markers import PerWorker, state_specs
@@ -38,6 +39,7 @@ def two_views(update: Update, workers: Workers) -> Update:
     def both(updates, state, params=None, **extra_args):
         if workers.bound():
             return grouped(updates, state, params, **extra_args)
+        refuse_wrappers("update")
         workers.require_mesh("update")
         rows = _rows(updates)
         specs = _param_specs(rows, state)
@@ -73,6 +75,7 @@ def over_rows(update: Update, workers: Workers) -> Update:
     def both(updates, state, params=None, **extra_args):
         if workers.bound():
             return update(updates, state, params, **extra_args)
+        refuse_wrappers("update")
         workers.require_mesh("update")
         mapped = jax.vmap(
             lambda row, state: update(row, state, params, **extra_args),
