@@ -1,4 +1,4 @@
-"""Collectives that deliver choices, and tell each worker how much of its own."""
+"""Exchanges: they deliver choices, and tell each worker which coordinates went out."""
 
 from sparsejax.exchanges._dense import dense
 from sparsejax.exchanges._leader import leader

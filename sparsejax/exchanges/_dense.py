@@ -1,4 +1,4 @@
-"""The exchange that everything is compared with: the mean of whole vectors."""
+"""The baseline exchange: the mean of whole vectors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def average_whole(
     details: Any = (),
     value_dtype: np.dtype = _FLOAT32,
 ) -> Delivery:
-    """Delivers the mean of all vectors."""
+    """Delivers the mean of all workers' vectors."""
     workers, count = step.workers, step.w
     if value_dtype == jnp.float32:
         mine = jnp.arange(count, dtype=jnp.int32) == step.rank
-        # One psum call for both, so that the flags need no message of their own.
+        # One `psum` call for both, so the flags need no message of their own.
         flags = (mine & step.dropped).astype(jnp.float32)
         total, flags = workers.sum((vector, flags))
         mean, dropped, error = total / count, flags > 0, jnp.zeros((), jnp.float32)
@@ -52,16 +52,17 @@ def or_whole(
     whole: Callable[[Layout, int], Any] = no_details,
     value_dtype: np.dtype = _FLOAT32,
 ) -> Apply:
-    """`Exchange.apply` that averages whole vectors where those are the choice.
+    """An `Exchange.apply` that averages whole vectors if the choice is a whole vector.
 
     Args:
-      apply: for choices with indices.
-      whole: `(layout, worker_count) -> details` that a step with whole vectors reports.
-      value_dtype: of values on the wire.
+      apply: the `Exchange.apply` for choices with indices.
+      whole: `(layout, worker_count) -> details`, the details of a step that averages
+        whole vectors.
+      value_dtype: the dtype of values on the wire.
     """
 
     def either(vector, choice, state, step):
-        # A message has no slots where the vector has no coordinates.
+        # An empty vector leads to a choice without slots.
         if choice.indices is not None and choice.indices.size:
             return apply(vector, choice, state, step)
         details = whole(step.layout, step.w)
@@ -71,9 +72,9 @@ def or_whole(
 
 
 def dense() -> Exchange:
-    """An all-reduce of the whole vector; the choice is ignored.
+    """An all-reduce of the whole vector, whatever the choice.
 
-    Sums are formed in float32. Received per worker: `2 (w-1)/w` times 4 n bytes.
+    Sums are computed in float32. A worker receives `2 (w-1)/w` times 4 n bytes.
 
     Example:
       >>> import sparsejax

@@ -1,4 +1,4 @@
-"""Everybody's indices: gathered in one message with the facts, and united."""
+"""Gathers all workers' indices and facts in one message, and unites the indices."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def gather_indices(
     """All workers' indices and facts, in one message. Replicated.
 
     Args:
-      choice: with indices, per worker.
-      step: of the exchange.
-      *more: arrays that travel along, per worker.
+      choice: a choice with indices, per worker.
+      step: the step.
+      *more: further arrays for the same message, per worker.
 
     Returns:
       `(indices [w, k], (demand [w], threshold [w], dropped [w]), *more [w, ...])`.
@@ -58,10 +58,10 @@ def gather_indices(
 
 
 def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, " m"]:
-    """The coordinates of all workers' indices, each once. Replicated.
+    """The coordinates of all workers' indices, each of them once. Replicated.
 
-    Empty slots hold `n`. Slots keep their order, and a coordinate has the slot of the
-    first worker that chose it.
+    Empty slots hold `n`. Slots keep their order, and each coordinate stays in the slot
+    of the first worker that chose this coordinate.
     """
     if step.support != "disjoint":
         indices = distinct(indices, units.number)
@@ -69,17 +69,18 @@ def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, "
 
 
 def distinct(indices: Int[Array, "w k"], units: int) -> Int[Array, "w k"]:
-    """`indices`, with all but the first mention of each unit emptied. Replicated.
+    """`indices` without repetitions: only the first slot of a unit keeps the unit.
 
-    Takes a byte per unit for marks; no worker's own indices repeat.
+    Takes a byte per unit for marks. The indices of one worker must not repeat.
+    Replicated.
     """
 
     def visit(r, carry):
         seen, kept = carry
         row = indices[r]
         known = seen.at[row].get(mode="fill", fill_value=True)
-        # Barrier: with no order between this read and the write below, XLA copies the
-        # marks.
+        # Barrier against copy insertion: without an order between this read and the
+        # write below, XLA copies the marks.
         known, seen = _xla.read_before(known, seen)
         kept = kept.at[r].set(jnp.where(known, units, row))
         return seen.at[row].set(True, mode="drop"), kept

@@ -1,4 +1,4 @@
-"""Delivers every worker's values at the coordinates that one of them chose."""
+"""Delivers every worker's values at the coordinates that one worker chose."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from sparsejax.vectors import _codec
 if TYPE_CHECKING:
     from jaxtyping import Array, UInt, UInt32
 
-# Not disjoint ones: parts rotate as the leader does, so that the leaders' parts are not
-# all of them, and some coordinates would never be delivered.
+# "disjoint" is missing: parts rotate as the leader does, so the leaders would not visit
+# all parts, and some coordinates would never be delivered.
 _ACCEPTED = frozenset({"overlapping", "agreed", "everything"})
 
 
 def leader(value_dtype: Any = "float32") -> Exchange:
-    """Worker `step mod w` tells where, and all sum their values there.
+    """Worker `step mod w` chooses the coordinates, and all average their values there.
 
-    Two messages a step, whose size does not depend on the number of workers: the
-    leader's indices, encoded in as few bytes as they need, with the small facts of the
-    report; and the mean of `k` values.
+    Each step takes two messages, whose size does not depend on the number of workers:
+    the leader's indices, in the shortest code, with the small facts of the report; and
+    the mean of `k` values.
 
-    Every worker selects, as a branch that only one of them takes cannot hold a
+    Every worker selects, since a branch that only one worker takes cannot contain a
     collective; the choices of the others are not sent.
 
     Args:
-      value_dtype: of values on the wire, float32 or bfloat16; they are summed in
-        float32, and rounding errors stay in the residuals.
+      value_dtype: the dtype of values on the wire, float32 or bfloat16. Values are
+        summed in float32, and rounding errors stay in the residuals.
 
     Returns:
-      An exchange for all choices but disjoint ones, of coordinates or rows.
+      An exchange for all choices except disjoint ones, of coordinates or rows.
 
     Raises:
-      ValueError: for another `value_dtype`.
+      ValueError: if `value_dtype` is neither float32 nor bfloat16.
 
     Example:
       >>> import sparsejax
@@ -64,8 +64,8 @@ def leader(value_dtype: Any = "float32") -> Exchange:
         code = jnp.where(mine == step.index % count, code, jnp.zeros_like(code))
         words = _codec.pack(facts)
         table = jnp.zeros((count, words.size), words.dtype).at[mine].set(words)
-        # A sum in which every word has one term. Words of 32 bits, as not every
-        # backend adds narrower ones.
+        # All workers but the leader add zeros. Words have 32 bits, since not every
+        # backend adds narrower words.
         told = step.workers.sum(_widen(_codec.pack((code, table))))
         told = jax.lax.bitcast_convert_type(told, _codec.WORD).reshape(1, -1)
         code, table = _codec.unpack(told, (code, table))
@@ -82,6 +82,6 @@ def leader(value_dtype: Any = "float32") -> Exchange:
 
 
 def _widen(words: UInt[Array, " m"]) -> UInt32[Array, " half"]:
-    """Words of 16 bits [m] as words of 32 bits [ceil(m / 2)]."""
+    """Packs words of 16 bits [m] into words of 32 bits [ceil(m / 2)]."""
     pairs = jnp.pad(words, (0, -words.size % 2)).reshape(-1, 2)
     return jax.lax.bitcast_convert_type(pairs, jnp.uint32)

@@ -1,4 +1,4 @@
-"""Delivers to every worker the pairs of index and value that each one chose."""
+"""Delivers every worker's pairs of index and value to all workers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PairsDetails(NamedTuple):
     """`Report.details` of `pairs`. Replicated.
 
     Attributes:
-      chosen: Int32[w], how many coordinates each worker sent.
-      union: Int32[], how many distinct coordinates that are: `Report.sent`.
+      chosen: Int32[w], the number of coordinates that each worker sent.
+      union: Int32[], the number of distinct coordinates among them, as `Report.sent`.
     """
 
     chosen: Int[Array, " w"]
@@ -34,25 +34,25 @@ class PairsDetails(NamedTuple):
 
 
 def pairs(value_dtype: Any = "float32") -> Exchange:
-    """All workers learn all pairs, and sum those of the same coordinate.
+    """All workers receive all pairs, and add the values of each coordinate.
 
-    One message a step: an all-gather of the indices, encoded in as few bytes as they
-    need, the values, and the small facts of the report. A worker delivers its values
-    at its own coordinates only.
+    Each step takes one message: an all-gather of the indices, in the shortest code, the
+    values, and the small facts of the report. A worker delivers its values at its own
+    coordinates only.
 
     The bytes that a worker receives grow with the number of workers, and so does the
     number of distinct coordinates: see `sent` and `density` of the report. Choices that
-    all workers agree on take fewer bytes with `union`.
+    are equal on all workers take fewer bytes with `union`.
 
     Args:
-      value_dtype: of values on the wire, float32 or bfloat16; they are summed in
-        float32, and rounding errors stay in the residual.
+      value_dtype: the dtype of values on the wire, float32 or bfloat16. Values are
+        summed in float32, and rounding errors stay in the residual.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
 
     Raises:
-      ValueError: for another `value_dtype`.
+      ValueError: if `value_dtype` is neither float32 nor bfloat16.
 
     Example:
       >>> import sparsejax
@@ -80,8 +80,8 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
         report = report._replace(details=PairsDetails(chosen, report.sent))
         left = (own - values).reshape(-1)
         if not layout.exact:
-            # The cast to the gradient's dtype rounds the sum. The error stays with the
-            # first worker that sent the coordinate.
+            # The cast to the gradient's dtype rounds the sum. The first worker that
+            # sent the coordinate keeps the error.
             mean = total.at[first].get(mode="fill", fill_value=0)
             rest = mean - layout.round(first, mean)
             total = total.at[first].add(-rest, mode="drop")
@@ -108,11 +108,11 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
 def _sum_in_order(
     units: Units, indices: Int[Array, "w k"], values: Float[Array, "w k *D"]
 ) -> Float[Array, " n"]:
-    """The sum of all pairs, one worker's after another's. Replicated.
+    """The sum of all pairs, added worker by worker. Replicated.
 
-    One worker's indices are distinct, so that every device adds in the same order; a
-    scatter with repetitions would add in any order on a GPU, and replicas would drift
-    apart.
+    The indices of one worker are distinct, so every device adds in the same order. On a
+    GPU, a scatter with repeated indices adds in an arbitrary order, and replicas would
+    drift apart.
     """
     zeros = units.split(_xla.late_zeros(units.n, jnp.min(indices, initial=0)))
     total = jax.lax.fori_loop(

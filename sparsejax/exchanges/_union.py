@@ -23,7 +23,7 @@ class UnionDetails(NamedTuple):
     """`Report.details` of `union`. Replicated.
 
     Attributes:
-      histogram: Int32[B], how many delivered coordinates lie in each of B equal blocks
+      histogram: Int32[B], the number of delivered coordinates in each of B equal blocks
         of the vector.
     """
 
@@ -31,26 +31,26 @@ class UnionDetails(NamedTuple):
 
 
 def union(value_dtype: Any = "float32") -> Exchange:
-    """All workers learn all indices, then sum their values there.
+    """All workers receive all indices, and average their values there.
 
-    Two messages a step: an all-gather of the indices, encoded in as few bytes as they
-    need, with the small facts of the report, and the mean of `w k` values. Values in
-    bfloat16 take half the bytes; they are summed in float32, and rounding errors stay
-    in the residuals.
+    Each step takes two messages: an all-gather of the indices, in the shortest code,
+    with the small facts of the report; and the mean of `w k` values. Values in bfloat16
+    take half the bytes. They are summed in float32, and rounding errors stay in the
+    residuals.
 
-    Every worker delivers its value at every gathered coordinate, chosen by itself or
-    not. With disjoint choices the union has exactly the coordinates that were chosen;
-    with overlapping ones it grows with the number of workers. Indices that all workers
-    agree on are not sent.
+    Every worker delivers its value at every gathered coordinate, also at those that
+    only others chose. The union of overlapping choices grows with the number of
+    workers; disjoint choices add no coordinates to each other. Indices that are equal
+    on all workers are not sent.
 
     Args:
-      value_dtype: of values on the wire, float32 or bfloat16.
+      value_dtype: the dtype of values on the wire, float32 or bfloat16.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
 
     Raises:
-      ValueError: for another `value_dtype`.
+      ValueError: if `value_dtype` is neither float32 nor bfloat16.
 
     Example:
       >>> import sparsejax
@@ -66,8 +66,9 @@ def union(value_dtype: Any = "float32") -> Exchange:
         units = Units.of(choice, step.n)
         if step.support == "agreed":
             facts = gather_facts(choice, step)
-            # Barrier: XLA would write the update's zeros as soon as the indices are
-            # known, while the gradient is alive, whose memory they can have later.
+            # Barrier against the scheduler: XLA would write the update's zeros as soon
+            # as the indices are known. After `vector`, the zeros can reuse the
+            # gradient's memory.
             indices = units.coordinates(_xla.after(choice.indices, vector))
         else:
             indices, facts = gather_indices(choice, step)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def indices_of(choice: Choice) -> Int[Array, " k"]:
-    """The indices of a choice that has some.
+    """The indices of a choice, which must not be the whole vector.
 
     Raises:
-      TypeError: if the choice is the whole vector: `or_whole` delivers those.
+      TypeError: if the choice is the whole vector, which `or_whole` delivers.
     """
     if choice.indices is None:
         raise TypeError("choice: got the whole vector, expected indices.")
@@ -29,8 +29,8 @@ class Units:
     """The vector as `number` units of `size` coordinates each. Static.
 
     Attributes:
-      number: u; empty slots of a choice hold it.
-      size: D, 1 where units are coordinates.
+      number: u, also the value of empty slots of a choice.
+      size: D; 1 if units are coordinates.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Units:
         return (self.size,) if self.size > 1 else ()
 
     def split(self, vector: Float[Array, " n"]) -> Float[Array, "u *D"]:
-        """`vector` unit by unit."""
+        """`vector` as an array with one entry, or row, per unit."""
         return vector.reshape(self.number, *self.shape)
 
     def values(
@@ -62,7 +62,7 @@ class Units:
         return self.split(vector).at[indices].get(mode="fill", fill_value=0)
 
     def coordinates(self, indices: Int[Array, " k"]) -> Int[Array, " kD"]:
-        """The coordinates that `indices` stand for; empty slots hold `n`."""
+        """The coordinates of the units at `indices`; empty slots hold `n`."""
         if self.size == 1:
             return indices
         inside = jnp.arange(self.size, dtype=jnp.int32)

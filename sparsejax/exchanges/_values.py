@@ -1,4 +1,4 @@
-"""Averages of values on the wire, of whole vectors and at some coordinates."""
+"""Averages over the workers, of whole vectors and of values at some coordinates."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def average(
 ) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
     """The mean over workers, with values of `dtype` on the wire, summed in float32.
 
-    Two narrow values travel where an all-reduce would take two wide ones: each worker
-    sends every other one a share of its values, averages the shares that it receives,
-    and the means are gathered. Integers are sent: compilers widen narrow floats, and
-    move casts across collectives.
+    An all-reduce sends each value twice in float32; for bfloat16 this function sends
+    each value twice in bfloat16. Each worker sends a share of its values to every other
+    worker and averages the received shares; an all-gather collects the means. The wire
+    carries integers, since compilers widen narrow floats and move casts across
+    collectives.
 
     Args:
       values: Float32[m], per worker.
-      workers: the axis.
-      dtype: float32, or bfloat16.
+      workers: the workers' axis.
+      dtype: float32 or bfloat16.
 
     Returns:
       mean: Float32[m], replicated.
-      error: Float32[m], per worker. The mean of the workers' errors is the difference
-        between the exact mean and `mean`: the rounding error of a worker's value stays
-        with this worker, and the rounding error of a mean, w times, with the worker
-        that formed the mean.
+      error: Float32[m], per worker. The mean of the workers' errors is the exact mean
+        minus `mean`: a worker keeps the rounding error of its own values, and w times
+        the rounding error of the means that it computed.
     """
     if dtype == jnp.float32:
         mean = workers.mean(values)
-        # `mean - mean` is 0, but makes the mean a dependency: the residual is not
-        # overwritten before this worker's values were read.
+        # `mean - mean` is 0, but makes the residual depend on the mean: the residual is
+        # not overwritten before this worker's values are read.
         return mean, workers.localize(mean - mean)
     (m,), count = values.shape, workers.count()
     if not m:
@@ -66,24 +66,24 @@ def deliver_at(
     step: Step,
     value_dtype: np.dtype,
 ) -> tuple[Float[Array, " n"], Float[Array, " m"]]:
-    """Every worker's values at `indices`, averaged.
+    """Averages every worker's values at `indices`.
 
     Args:
       vector: Float[n], per worker.
       indices: Int32[m], replicated and distinct; empty slots hold `n`.
-      step: of the exchange.
-      value_dtype: of the values on the wire.
+      step: the step.
+      value_dtype: the dtype of values on the wire.
 
     Returns:
       update: Float[n], replicated.
-      left: Float[m], per worker: the part that stays at `indices`.
+      left: Float[m], per worker: the rounding errors, which stay at `indices`.
     """
     workers, layout = step.workers, step.layout
     own = vector.at[indices].get(mode="fill", fill_value=0)
     mean, error = average(own, workers, value_dtype)
     rounded = layout.round(indices, mean)
-    # Each coordinate was summed before, so that the order of a scatter cannot make
-    # replicas drift apart.
+    # Indices are distinct, so the order of the scatter cannot make replicas drift
+    # apart.
     zeros = _xla.late_zeros(vector.shape[0], jnp.min(indices, initial=0))
     update = _xla.insert(zeros, indices, rounded)
     return update, workers.localize(mean - rounded) + error

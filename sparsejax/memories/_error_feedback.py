@@ -8,10 +8,10 @@ from sparsejax.parts import Memory
 
 
 def error_feedback() -> Memory:
-    """The residual is all of the vector that did not go out.
+    """The residual holds every coordinate of the vector that was not delivered.
 
-    `vector = gradient + residual`; after the exchange `residual = vector`, except at
-    delivered coordinates, where it is `delivery.left`. No gradient mass is lost, only
+    `vector = gradient + residual`. After the exchange the residual is `delivery.left`
+    at delivered coordinates and `vector` at all others. No gradient mass is lost, only
     delayed.
 
     Example:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Corrected(NamedTuple):
-    """What a worker keeps. Per worker.
+    """The vectors that a worker keeps. Per worker.
 
     Attributes:
-      unsent: Float32[n], velocities that were not delivered yet.
+      unsent: Float32[n], the sum of velocities that were not delivered yet.
       velocity: Float32[n].
     """
 
@@ -32,12 +32,12 @@ def momentum_correction(momentum: float) -> Memory:
         vector = unsent + velocity
 
     After the exchange both are cleared at delivered coordinates ("factor masking": the
-    momentum of a coordinate that was just sent is stale), except for `delivery.left`,
-    which stays in `unsent`. Follow it with plain SGD: a second momentum there would be
-    applied on top.
+    momentum of a coordinate that was just sent is stale); only `delivery.left` stays in
+    `unsent`. Use plain SGD after this memory: an optimizer with momentum would apply
+    momentum a second time.
 
     Args:
-      momentum: in [0, 1). With 0 the updates are those of `error_feedback`.
+      momentum: in [0, 1). With 0, updates equal those of `error_feedback`.
 
     Raises:
       TypeError: if `momentum` is not a number, or is traced.

@@ -6,7 +6,7 @@ from sparsejax.parts import Memory
 
 
 def none() -> Memory:
-    """Carries nothing: the vector is the gradient, and there is no state.
+    """Carries nothing: the vector is the gradient, and the state is empty.
 
     Example:
       >>> none().init(3)

@@ -1,4 +1,4 @@
-"""Rules that choose the coordinates that a worker would like to send."""
+"""Sparsifiers: they choose the coordinates that a worker would like to send."""
 
 from sparsejax.sparsifiers._everything import everything
 from sparsejax.sparsifiers._exclusive import exclusive

@@ -1,4 +1,4 @@
-"""The whole vector: the choice of dense methods, and of others at density 1."""
+"""Chooses the whole vector, for dense methods and for others at density 1."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def everything() -> Sparsifier:
 def or_everything(
     sparsifier: Sparsifier, is_everything: Callable[[int], bool]
 ) -> Sparsifier:
-    """`sparsifier`, except that vectors with `is_everything(n)` are chosen whole.
+    """`sparsifier`, but chooses the whole vector if `is_everything(n)`.
 
-    Its state stays as it is where they are. Exchanges average whole vectors, so that
-    such a step costs no search, no index and no second message.
+    In that case the state stays unchanged, and exchanges average whole vectors: the
+    step takes no search, no indices and no second message.
     """
 
     def select(vector, state, step):

@@ -1,4 +1,4 @@
-"""Exclusive selection: each worker searches a part of the vector that is its own."""
+"""Exclusive selection: each worker searches its own part of the vector."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._selection import count_in, select_in
 
-# A part that moves may come to reach over nearly all of the vector. Where that is more
-# than this many coordinates, there is another program for steps in which no part has
-# more than twice the average size, with tiles and words made for such parts.
+# A part that moves may grow to nearly the whole vector. If that is more than this many
+# coordinates, steps in which no part exceeds twice the average size take a branch of
+# their own, with tiles and words for parts of that size.
 _LARGE = 1 << 20
 
 
@@ -42,27 +42,29 @@ def exclusive(
     """Selects `|x| >= threshold` inside this worker's part of the vector.
 
     The parts cover the vector without overlap and rotate: at step t worker r owns part
-    `(t + r) mod w`. So the union of the workers' choices is their sum, whatever the
-    number of workers, and each scans about n/w coordinates.
+    `(t + r) mod w`. So the workers' choices never overlap, and each worker scans about
+    n/w coordinates.
 
-    Where more qualify than may be sent, those of evenly strided rank are sent, so that
-    a coordinate's position never decides whether it has to wait.
+    If more coordinates qualify than may be sent, coordinates of evenly strided rank are
+    sent, so the position of a coordinate never decides whether the coordinate waits.
 
-    Only partitions that read a histogram of the delivered coordinates, such as
-    `partitions.balanced()`, need an exchange that tells one, such as `union`.
+    Partitions that read a histogram of the delivered coordinates, such as
+    `partitions.balanced()`, need an exchange that provides one, such as `union`.
 
     Args:
       density: fraction of all coordinates to deliver, in (0, 1], or a schedule: a
         function from Int32[], the step, to Float[].
-      partition: how the vector is split, and how the parts move.
-      threshold: how a part's threshold is found; `threshold.partition` fits it.
+      partition: splits the vector into parts, and moves the parts. The one that suits
+        a rule is `threshold.partition`.
+      threshold: finds the threshold of a part.
       capacity: slots per worker; by default `threshold.capacity`.
-      max_density: with a schedule, the largest density it may reach: all sizes follow
-        from it. Larger values of the schedule are cut.
+      max_density: the largest density of a schedule, which fixes all sizes; larger
+        values of the schedule are clipped. Needed with a schedule only.
 
     Raises:
-      TypeError: if a number is not one, or is traced; if `partition` is not a
-        `Partition`, or `threshold` not a `ThresholdRule`.
+      TypeError: if `density`, `capacity` or `max_density` is not a number, or is
+        traced; if `partition` is not a `Partition`, or `threshold` not a
+        `ThresholdRule`.
       ValueError: if a number is out of its range; for a schedule without
         `max_density`, or `max_density` without a schedule.
 

@@ -15,11 +15,11 @@ def hard_threshold(
 ) -> Sparsifier:
     """Selects `|x| >= threshold` on each worker, in one pass.
 
-    Where more qualify than fit, those of evenly strided rank are sent.
+    If more coordinates qualify than fit, coordinates of evenly strided rank are sent.
 
     Args:
       threshold: in units of the accumulated gradient, at least 0.
-      max_density: the fraction of the coordinates that fits the message, in (0, 1].
+      max_density: the fraction of the coordinates that fit the message, in (0, 1].
       capacity: slots per worker; by default `max(1, floor(max_density n))`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The sparsifier of lossless methods: every element that is not zero."""
+"""The sparsifier of lossless methods: chooses every element that is not zero."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sparsejax.vectors import _bits
 def nonzero(max_density: float = 0.05, *, rows: bool = True) -> Sparsifier:
     """Chooses every non-zero coordinate, or every row with one. NaN is not zero.
 
-    With `rows`, the vector is taken as rows of D coordinates, D the greatest common
-    divisor of the sizes of the leaves' rows (see `Layout.row_size`): one index then
-    stands for D values. One pass over the vector finds them.
+    With `rows`, the vector consists of rows of D coordinates, and one index stands for
+    D values. D is the greatest common divisor of the sizes of the leaves' rows (see
+    `Layout.row_size`). One pass over the vector finds all non-zeros.
 
-    The choice is lossless: where more than fit are non-zero, `hashed_owners` and
+    The choice is lossless: if more non-zeros exist than fit, `hashed_owners` and
     `recursive_doubling` average whole vectors. With other exchanges the rest waits in
     the memory.
 
     Args:
-      max_density: the fraction of all coordinates, or rows, that fits the message, in
+      max_density: the fraction of all coordinates, or rows, that fit the message, in
         (0, 1].
-      rows: whether to look for rows where the leaves have some.
+      rows: whether to choose rows if the leaves have rows in common.
 
     Raises:
       TypeError: if `max_density` is not a number, or is traced.

@@ -1,4 +1,4 @@
-"""Coordinates drawn at random, the same ones on all workers."""
+"""Random coordinates, the same on all workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sparsejax.vectors._mixing import mixed
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32
 
-# Four rounds of a Feistel network with random round functions cannot be told from a
-# random permutation (Luby and Rackoff); the functions here are hashes, so some more.
+# Four rounds of a Feistel network with random functions are indistinguishable from a
+# random permutation (Luby and Rackoff). The functions here are hashes, so two more.
 _ROUNDS = 6
 
 
@@ -27,14 +27,14 @@ def random_k(
 ) -> Sparsifier:
     """Selects `k = max(1, floor(density n))` coordinates without replacement.
 
-    All workers draw the same ones from `(seed, step)`, so that no index is sent.
+    All workers draw the same coordinates from `(seed, step)`, so no index is sent.
 
     Args:
       density: fraction of the coordinates to select, in (0, 1], or a schedule: a
         function from Int32[], the step, to Float[].
-      seed: of the draws.
-      max_density: with a schedule, the largest density it may reach: all sizes follow
-        from it. Larger values of the schedule are cut.
+      seed: the seed of the draws.
+      max_density: the largest density of a schedule, which fixes all sizes; larger
+        values of the schedule are clipped. Needed with a schedule only.
 
     Raises:
       TypeError: if an argument is not a number, or `density` is traced.
@@ -66,11 +66,12 @@ def random_k(
 def sample(
     keys: UInt32[Array, " rounds"], n: int, k: int, live: Int[Array, ""] | int
 ) -> Int[Array, " k"]:
-    """`live <= k` of the numbers below `n`, distinct, ascending: Int32[k], `n` after.
+    """Int32[k]: `live <= k` distinct numbers below `n`, ascending, then slots with `n`.
 
-    They are the images of `0 .. k-1` under a keyed permutation, so that nothing of size
-    n is shuffled: a Feistel network on the digits of a number in a grid of `a` times
-    `b`, which is hardly larger than `n`; images outside are permuted again.
+    The numbers are the images of `0 .. k-1` under a keyed permutation, so no array of
+    size n is shuffled. The permutation is a Feistel network on the two digits of a
+    number in a grid of `a` times `b`, hardly larger than `n`. Images outside `[0, n)`
+    are permuted again.
 
     References:
       Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.

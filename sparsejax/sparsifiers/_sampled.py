@@ -14,22 +14,22 @@ from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import compact, count_in, muldiv
 
-# Published: a sample of 1 %. At least so many of its magnitudes should exceed the
-# threshold, whose count is then off by a tenth (1/sqrt).
+# As published, the sample is 1 %. It grows until 100 of its magnitudes are expected
+# above the threshold, which makes the count accurate to a tenth (1/sqrt(100)).
 _FRACTION = 0.01
 _LEAST_ABOVE = 100
 
-# An odd number near 2^31 divided by the golden ratio: multiples of it, modulo anything
-# smaller, leave no gaps.
+# An odd number near 2^31 divided by the golden ratio: its multiples, modulo any smaller
+# number, leave no gaps.
 _LEAP = np.uint32(1327217885)
 
 
 def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
-    """Selects `|x| >= t`, `t` the density's quantile in a sample of 1 %.
+    """Selects `|x| >= t`, where `t` is the density's quantile in a sample of 1 %.
 
-    The sample is evenly strided, from another coordinate in each step. The threshold
-    is one standard deviation low, so that messages are mostly full; coordinates that do
-    not fit are left at evenly strided ranks.
+    The sample is evenly strided and starts at another coordinate in each step. The
+    threshold is one standard deviation low, so messages are mostly full. Coordinates
+    that do not fit wait, at evenly strided ranks.
 
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].
@@ -57,7 +57,7 @@ def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
         size = min(n, math.ceil(max(_FRACTION * n, _LEAST_ABOVE / density)))
         first = (step.index.astype(jnp.uint32) * _LEAP % n).astype(jnp.int32)
         grid = muldiv(jnp.arange(size, dtype=jnp.int32), jnp.int32(n), size)
-        # (grid + first) mod n, where the sum may not fit.
+        # (grid + first) mod n, without the sum, which may overflow.
         sample = vector[jnp.where(grid < n - first, grid + first, grid - (n - first))]
         above = goal * size / n
         quota = min(size, math.ceil(above + (math.sqrt(above) if size < n else 0)))

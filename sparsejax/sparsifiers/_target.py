@@ -1,4 +1,4 @@
-"""How many coordinates a density stands for, be it a number or a schedule."""
+"""The number of coordinates for a density, which is a number or a schedule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Schedule = Callable[[Any], Any]
 
 
 def target_count(density: float, n: int) -> int:
-    """K*: how many of `n` coordinates `density` stands for, at least one."""
+    """K*: the number of coordinates for `density`, `floor(density n)`, at least 1."""
     # The factor undoes the rounding of products such as 0.29 * 100 = 28.999...
     return min(n, max(1, math.floor(density * n * (1 + 1e-12))))
 
@@ -26,14 +26,14 @@ def target_count(density: float, n: int) -> int:
 def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
     """Int32[]: `target_count` of the schedule's value in this step, at most `most`."""
     density = jnp.asarray(schedule(step), jnp.float32)
-    # The factor is two roundings of float32, and NaN is the least there is.
+    # The factor makes up for two roundings of float32. NaN counts as 0.
     wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
     bounded = jnp.clip(wanted, 0.0, jnp.float32(most)).astype(jnp.int32)
     return jnp.clip(bounded, min(1, most), most)
 
 
 def slot_count(capacity: int | None, default: int, most: int) -> int:
-    """Slots of a worker's message: `capacity`, or `default` for None; at most `most`.
+    """Slots of a message: `capacity`, or `default` for None, but at most `most`.
 
     Example:
       >>> [slot_count(capacity, 10, 100) for capacity in (None, 20, 200)]
@@ -49,8 +49,8 @@ class Target:
     Attributes:
       density: fraction of all coordinates, in (0, 1], or a schedule: a function from
         Int32[], the step, to Float[].
-      max_density: the largest density of any step: all sizes follow from it. Larger
-        values of a schedule are cut.
+      max_density: the largest density of any step, which fixes all sizes; larger values
+        of a schedule are clipped.
     """
 
     density: float | Schedule
@@ -58,21 +58,21 @@ class Target:
 
     @classmethod
     def of(cls, density: Any, max_density: Any = None) -> Self:
-        """The target that a user's arguments stand for; checks them.
+        """Checks a user's arguments and returns their target.
 
         Raises:
-          TypeError: if one of them is not a number, or is traced.
-          ValueError: if one is outside (0, 1]; for a schedule without `max_density`, or
-            `max_density` without a schedule.
+          TypeError: if an argument is not a number, or is traced.
+          ValueError: if an argument is outside (0, 1]; for a schedule without
+            `max_density`, or `max_density` without a schedule.
         """
         return cls(*check_density_schedule(density, max_density))
 
     def most(self, n: int) -> int:
-        """Static: the target of any step, at most."""
+        """Static: the largest target of any step."""
         return target_count(self.max_density, n)
 
     def now(self, step: Int[Array, ""], n: int) -> Any:
-        """The target of this step: an int, or Int32[] of a schedule."""
+        """The target of this step: an int, or Int32[] for a schedule."""
         most = self.most(n)
         if not callable(self.density):
             return most

@@ -1,4 +1,4 @@
-"""Top-k of each worker's whole vector, found without sorting."""
+"""Top-k of each worker's whole vector, without a sort."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def topk(
 ) -> Sparsifier:
     """Selects the `k = max(1, floor(density n))` largest magnitudes of each worker.
 
-    The threshold that exactly k coordinates reach is searched by counting at several
-    thresholds per pass, from last step's on. Zeros are never selected; where
-    magnitudes are tied at the threshold, those of evenly strided rank are.
+    A search finds the threshold that exactly k coordinates reach. The search counts at
+    several thresholds per pass and starts from the threshold of the last step. Zeros
+    are never selected. If magnitudes are tied at the threshold, coordinates of evenly
+    strided rank are selected.
 
-    State: Float32[w], replicated: last threshold of each worker.
+    State: Float32[w], replicated: the last threshold of each worker.
 
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1], or a
         schedule: a function from Int32[], the step, to Float[].
-      capacity: slots per worker; by default, and at most, k.
-      max_density: with a schedule, the largest density it may reach: all sizes follow
-        from it. Larger values of the schedule are cut.
+      capacity: slots per worker, at most k; by default k.
+      max_density: the largest density of a schedule, which fixes all sizes; larger
+        values of the schedule are clipped. Needed with a schedule only.
 
     Raises:
       TypeError: if an argument is not a number, or is traced.
@@ -67,7 +68,7 @@ def topk(
         return Choice(indices, demand, found), state
 
     def adapt(state, report, step):
-        # The rule's target is that of all workers. As a float: it may pass 2^31.
+        # The rule takes the target of all workers, a float since it may exceed 2^31.
         each = jnp.asarray(target.now(step.index, step.n), jnp.float32)
         return rule.adapt(state, report.demand, report.threshold, step.w * each)
 

@@ -1,4 +1,4 @@
-"""Everybody's signs for everybody: gathered as bits, or summed in bit fields."""
+"""Brings all workers' signs to all workers: as bits, or as sums in bit fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparsejax.vectors import _bits
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int32, Num, UInt32
 
-# The most rows that are added in one pass over the sums.
+# The most rows to add in one pass over the sums.
 _GROUP = 8
 
 
 def gather(
     flags: Bool[Array, " n"], facts: UInt32[Array, " facts"], workers: Workers
 ) -> tuple[UInt32[Array, "w words"], UInt32[Array, "w facts"]]:
-    """Everybody's packed flags and facts in one message. Replicated."""
+    """Gathers all workers' packed flags and facts in one message. Replicated."""
     words = _bits.pack_whole(flags)
     gathered = workers.gather(jnp.concatenate([words, facts]))
     return gathered[:, : words.size], gathered[:, words.size :]
@@ -29,10 +29,11 @@ def gather(
 def weigh(
     words: UInt32[Array, "w words"], factors: Num[Array, " w"], n: int
 ) -> Num[Array, " n"]:
-    """Per coordinate the sum of the `factors` of workers whose bit is set.
+    """For each coordinate, the sum of the `factors` of the workers whose bit is set.
 
-    Row after row, in their order on every worker. A reduction over all rows at once
-    became a product of matrices on CPU, which took hundreds of times as long.
+    Rows are added one after the other, in the same order on every worker. XLA:CPU turns
+    a reduction over all rows into a matrix product, which takes hundreds of times as
+    long.
     """
     groups = -(-len(words) // _GROUP)
     size = -(-len(words) // groups)
@@ -55,20 +56,20 @@ def count(
     workers: Workers,
     route: str,
 ) -> tuple[Int32[Array, " n"], UInt32[Array, "w facts"]]:
-    """On how many workers each flag is set, and everybody's facts. Replicated.
+    """For each flag the number of workers that set it, and all facts. Replicated.
 
     Args:
       flags: Bool[n], per worker.
-      facts: UInt32[facts], per worker; they ride along.
+      facts: UInt32[facts], per worker, sent in the same message.
       workers: all workers.
-      route: "gather" or "sum", how the flags travel.
+      route: "gather" sends the flags as bits, "sum" adds them in bit fields.
     """
     n, voters = flags.size, workers.count()
     if route == "gather":
         words, rows = gather(flags, facts, workers)
         return weigh(words, jnp.ones((voters,), jnp.int32), n), rows
     fields = pack_fields(flags, voters)
-    # Facts are added to zeros, which leaves their bits as they are.
+    # Each fact is added to zeros only, so its bits stay unchanged.
     mine = jnp.arange(voters, dtype=jnp.int32) == workers.index()
     rows = jnp.where(mine[:, None], facts[None], 0)
     total = workers.sum(jnp.concatenate([fields, rows.reshape(-1)]))
@@ -77,15 +78,15 @@ def count(
 
 
 def cheaper_route(n: int, worker_count: int) -> str:
-    """ "sum" or "gather", by which a worker receives fewer bytes. Static."""
+    """The route by which a worker receives fewer bytes: "sum" or "gather". Static."""
     by_sum = 2 / worker_count * -(-n // _fields_per_word(worker_count))
     by_gather = -(-n // _bits.WORD)
-    # Where they are equal, the sum needs no pass over the bits of each worker.
+    # At equal bytes, the sum saves a pass over the bits of each worker.
     return "sum" if by_sum <= by_gather else "gather"
 
 
 def _field_width(worker_count: int) -> int:
-    """Bits that hold any number from 0 to `worker_count`: ceil(log2(w + 1))."""
+    """Bits for any number from 0 to `worker_count`: ceil(log2(w + 1))."""
     return worker_count.bit_length()
 
 
@@ -94,10 +95,10 @@ def _fields_per_word(worker_count: int) -> int:
 
 
 def pack_fields(flags: Bool[Array, " n"], worker_count: int) -> UInt32[Array, " words"]:
-    """Flags [n] in fields wide enough for the sum of `worker_count` such words.
+    """Packs flags [n] into fields wide enough for the sum of `worker_count` such words.
 
     Word `i` of W holds coordinates `i`, `W + i`, `2 W + i`, ..., the first one in the
-    lowest bits: whole rows are shifted and added.
+    lowest bits. So packing shifts and adds whole rows.
     """
     per_word = _fields_per_word(worker_count)
     rows = jnp.pad(flags, (0, -flags.size % per_word)).reshape(per_word, -1)

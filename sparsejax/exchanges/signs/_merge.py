@@ -1,6 +1,6 @@
 """The unbiased merge of two signs into one, on packed words.
 
-Local arithmetic only. Bit 1 stands for +1, bit 0 for -1.
+Nothing here communicates. Bit 1 stands for +1, bit 0 for -1.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def merge(
     local_weight: Int[Array, ""] | int,
     key: UInt32[Array, " 2"],
 ) -> UInt32[Array, " words"]:
-    """One bit for two, right on average: each bit is one of the two, drawn by weight.
+    """Replaces two bits by one of them, drawn by weight: the result is unbiased.
 
     With weights A and B,
 
         keep ~ Bernoulli(B / (A + B))
         result = (keep AND local) OR (NOT keep AND received)
 
-    so that `E[result] = (A received + B local) / (A + B)`. Bits on which both agree
-    never change.
+    so that `E[result] = (A received + B local) / (A + B)`. If both bits agree, the
+    result is that bit.
 
     Args:
-      received: UInt32[words], per worker: its bits stand for `received_weight` workers.
-      local: UInt32[words], per worker: its bits stand for `local_weight` workers.
+      received: UInt32[words], per worker: bits that stand for A workers.
+      local: UInt32[words], per worker: bits that stand for B workers.
       received_weight: A.
       local_weight: B, at most A.
       key: UInt32[2], fresh for every merge.
@@ -53,18 +53,18 @@ def merge(
 def bernoulli(
     key: UInt32[Array, " 2"], probability: Float[Array, ""], words: int
 ) -> UInt32[Array, " words"]:
-    """UInt32[words] whose bits are set with `probability`, independently.
+    """UInt32[words], independent bits, each set with `probability`.
 
-    A uniform number per bit is compared with the probability, one binary digit at a
-    time and 32 numbers at once: 16 random words for each word of the result.
+    Each bit compares a uniform random number with the probability, one binary digit at
+    a time, for 32 bits at once. So each word of the result takes 16 random words.
 
     Args:
       key: UInt32[2], per worker.
       probability: Float[] in [0, 1), rounded to a multiple of 2^-16.
-      words: how many; static.
+      words: static, the number of words.
     """
-    # Straight from the generator: `jax.random.bits` discards one of the two words
-    # that each of its evaluations gives.
+    # This calls the generator directly: each evaluation gives two words, and
+    # `jax.random.bits` discards one of them.
     counts = jnp.arange(PLANES * words, dtype=jnp.uint32)
     planes = threefry_2x32((key[0], key[1]), counts).reshape(PLANES, words)
     return below(planes, jnp.round(probability * 2**PLANES).astype(jnp.uint32))
@@ -73,12 +73,12 @@ def bernoulli(
 def below(
     planes: UInt32[Array, "planes words"], bound: UInt32[Array, ""]
 ) -> UInt32[Array, " words"]:
-    """Whether each bit's number lies below `bound`, from 0 to 2^planes - 1.
+    """Sets each bit whose number in `planes` is less than `bound`.
 
     Args:
-      planes: UInt32[planes, words]. The number of a bit has its binary digits inverted
-        in the planes, the least significant one first.
-      bound: UInt32[].
+      planes: UInt32[planes, words]: the inverted binary digits of a number for each
+        bit, the least significant digit first.
+      bound: UInt32[], from 0 to 2^planes - 1.
 
     Returns:
       UInt32[words]; exactly `bound` of the 2^planes different numbers give a set bit.
@@ -86,8 +86,9 @@ def below(
     result = jnp.zeros_like(planes[0])
     for i, plane in enumerate(planes):
         digit = -((bound >> i) & 1)  # all ones or all zeros
-        # The majority of the three: the digits decide where they differ, and where they
-        # are equal (`plane` being inverted) the less significant ones have decided.
+        # The majority of `plane`, `digit` and `result`. `plane` is inverted: if the two
+        # digits differ, they decide; if they are equal, the result of the less
+        # significant digits stays.
         result = (plane & (result | digit)) | (result & digit)
     return result
 
@@ -101,11 +102,11 @@ def fold_in(
 
 
 def new_key(seed: int) -> UInt32[Array, " 2"]:
-    """UInt32[2]. Plain words and not a typed key, so that checkpoints can hold it."""
+    """UInt32[2], a key as plain words, which checkpoints can store."""
     return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
 
 
 def _wrap(key: UInt32[Array, " 2"]) -> Array:
-    # The same generator whatever `jax_default_prng_impl` says: "rbg" gives other
-    # numbers under `vmap`.
+    # Ignores `jax_default_prng_impl`: the generator "rbg" gives other numbers under
+    # `vmap`.
     return jax.random.wrap_key_data(key, impl="threefry2x32")

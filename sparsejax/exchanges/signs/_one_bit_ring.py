@@ -1,4 +1,4 @@
-"""One sign bit per coordinate on every hop, and whole vectors now and then."""
+"""One sign bit per coordinate on every hop, and whole vectors from time to time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OneBitDetails(NamedTuple):
 
     Attributes:
       scale: Float[], the step size of the signs.
-      compensation: Float[], root mean square, over workers and coordinates, of the
-        residual that came in.
+      compensation: Float[], root mean square of the residuals before the step, over
+        workers and coordinates.
       full: Bool[], whether whole vectors were averaged in this step.
     """
 
@@ -34,11 +34,11 @@ class OneBitDetails(NamedTuple):
 
 
 class OneBitState(NamedTuple):
-    """State of `one_bit_ring`. Replicated, except what is marked `PerWorker`.
+    """State of `one_bit_ring`. Replicated, except for leaves marked `PerWorker`.
 
     Attributes:
       key: UInt32[2], from the seed.
-      size: a running mean of the gradients' magnitude, as long as no scale is given.
+      size: a running mean of the gradients' magnitude, used if no scale is given.
       kept: PerWorker(Float[]), mean square of `Delivery.left` in the last step.
     """
 
@@ -52,21 +52,22 @@ def one_bit_ring(
 ) -> Exchange:
     """Every coordinate moves by `scale` in the direction of a random worker's sign.
 
-    On average over the random bits that is `scale` times the mean of the workers'
-    signs. The difference to a worker's vector stays with the worker: `left = vector -
-    update`. Where `step mod period = 0` the update is the mean of the whole vectors
-    instead, and nothing is left.
+    In expectation the update is `scale` times the mean of the workers' signs. Each
+    worker keeps the difference to its vector: `left = vector - update`. If
+    `step mod period = 0`, the update is the mean of the whole vectors instead, and
+    nothing is left.
 
-    In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words, half of them
-    in w - 1 hops around the ring and half in an all-gather, and with the latter three
-    words of facts from each of the others. Over a tuple of axes the hops go along each
-    axis in turn. A full step is an all-reduce of n float32 values.
+    In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words: half of them
+    in w - 1 hops around the ring, and half in an all-gather, which also brings three
+    words of facts from each other worker. Over a tuple of axes the hops go along one
+    axis after the other. A full step is an all-reduce of n float32 values.
 
     Args:
-      period: of the full steps, counted from step 0; None for never.
-      scale: step size of the signs; None for the root mean square of the workers'
-        gradients, before the memory adds to them, as a running mean.
-      seed: of the random bits.
+      period: steps from one full step to the next, from step 0 on; None for no full
+        steps.
+      scale: step size of the signs; None for a running mean of the root mean square of
+        the workers' gradients, before the memory adds the residual.
+      seed: the seed of the random bits.
 
     Raises:
       TypeError: if `period`, `scale` or `seed` is neither a number nor None.
@@ -94,7 +95,7 @@ def one_bit_ring(
         )
 
     def measured(state, facts):
-        """The running mean and the step size after the facts [w, 3] of a step."""
+        """The running mean and the step size, updated with the facts [w, 3]."""
         if not follows:
             return state.size, jnp.asarray(scale, jnp.float32)
         size = _step_size.follow(state.size, jnp.mean(facts[:, 0]))

@@ -1,4 +1,4 @@
-"""One sign bit per coordinate and worker, combined where everybody has them all."""
+"""One sign bit per coordinate and worker; every worker combines all of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SignDetails(NamedTuple):
     """`Report.details` of `packed_signs`. Replicated.
 
     Attributes:
-      scale: Float[], the step size of the signs; with the rule "mean", that of the
-        workers on average.
+      scale: Float[], the step size of the signs; for the rule "mean", the mean of the
+        workers' step sizes.
     """
 
     scale: Float[Array, ""]
@@ -38,31 +38,31 @@ def packed_signs(
 ) -> Exchange:
     """A majority vote of the workers' signs, or the mean of their scaled signs.
 
-    - "majority": `update = scale sign(sum_r sign(u_r))`, 0 where votes are equal. Where
-      its vector is 0 a worker votes +1 and -1 in turn, and so do its neighbours in
-      opposite order: with an even number of workers the votes for a coordinate that is
-      0 on all of them cancel.
-    - "mean": `update = (1/w) sum_r m_r sign(u_r)` with `m_r` the mean of `|u_r|`, and
-      sign(0) = +1 and `m_r` rounded to eight significant bits. The rest of `u_r`,
-      `u_r - m_r sign(u_r)`, is left.
+    - "majority": `update = scale sign(sum_r sign(u_r))`, and 0 if the votes are equal.
+      If a coordinate is 0 on a worker, the worker votes +1 and -1 in alternate steps,
+      and its neighbours vote the other way round. So with an even number of workers,
+      the votes for a coordinate that is 0 on all of them cancel.
+    - "mean": `update = (1/w) sum_r m_r sign(u_r)`, where `m_r` is the mean of `|u_r|`,
+      rounded to eight significant bits, and sign(0) = +1. Each worker keeps
+      `u_r - m_r sign(u_r)`.
 
-    The signs travel in one of two ways. "gather": everybody receives everybody's packed
-    bits, `(w-1) n / 8` bytes. "sum": every sign has a field of `b = ceil(log2(w+1))`
-    bits in a word, wide enough for the count of votes, and one all-reduce adds the
-    words: `2 (w-1)/w` times `4 ceil(n / floor(32/b))` bytes, as much at 8 workers and
-    less from 9 on. Either way facts of the report ride along, two words per worker.
+    The signs take one of two routes. "gather": every worker receives the packed bits of
+    all others, `(w-1) n / 8` bytes. "sum": every sign has a field of
+    `b = ceil(log2(w+1))` bits in a word, wide enough for the count of votes, and one
+    all-reduce adds the words, `2 (w-1)/w` times `4 ceil(n / floor(32/b))` bytes. "sum"
+    takes as many bytes as "gather" with 8 workers, and fewer from 9 workers on. Both
+    routes also carry two words of facts per worker.
 
     Args:
       rule: "majority" or "mean".
-      scale: step size of the majority's signs; None for the root mean square of the
-        workers' gradients, before a memory adds to them, as a running mean.
-      route: "gather" or "sum" for the majority; None for the one that receives fewer
-        bytes.
+      scale: step size of the majority's signs; None for a running mean of the root mean
+        square of the workers' gradients, before a memory adds the residual.
+      route: "gather" or "sum" for the majority; None for the route with fewer bytes.
 
     Raises:
       TypeError: if `scale` is neither a number nor None.
-      ValueError: if `scale` is not positive and finite, for an unknown rule or route,
-        or for the mean by the route "sum": each worker has a factor of its own.
+      ValueError: if `scale` is not positive and finite; for an unknown rule or route;
+        for the rule "mean" with the route "sum", since each worker has its own factor.
 
     Example:
       >>> import sparsejax
@@ -78,8 +78,8 @@ def packed_signs(
     scale = check_scale(scale)
     if rule == "mean" and route == "sum":
         raise ValueError(
-            "route: signs of the rule 'mean' have another factor on each worker, so "
-            "that counts of votes do not tell their mean. Leave the route out."
+            "route: with the rule 'mean' each worker has its own factor, so the counts "
+            "of votes do not determine the mean. Leave the route out."
         )
     follows = rule == "majority" and scale is None
 
@@ -108,12 +108,12 @@ def packed_signs(
 
     def mean(vector, state, step):
         n, flags = step.n, vector >= 0
-        # A sum of huge numbers saturates; the rest stays in the residual.
+        # A sum that overflows is clipped; the rest stays in the residual.
         total = jnp.minimum(jnp.sum(jnp.abs(vector)), jnp.finfo(jnp.float32).max)
         factor = _step_size.coarse(total / max(n, 1))
         words, facts = _ballots.gather(flags, _facts(factor, step), step.workers)
         factors, dropped = _unpack_facts(facts)
-        # Twice the positive part less the sum of all: the others count negative.
+        # Positive minus negative terms: twice the positive terms minus all terms.
         positive = _ballots.weigh(words, factors, n)
         average = (2 * positive - jnp.sum(factors)) / step.w
         update = step.layout.round_all(average)
@@ -137,7 +137,7 @@ def packed_signs(
 
 
 def _facts(magnitude: Float[Array, ""], step: Step) -> UInt32[Array, " 2"]:
-    """The magnitude and whether this worker is dropped, as bits. Per worker."""
+    """Packs the magnitude, and whether this worker is dropped. Per worker."""
     facts = [jnp.asarray(fact, jnp.float32) for fact in (magnitude, step.dropped)]
     facts = jnp.stack(step.workers.localize(facts))
     return jax.lax.bitcast_convert_type(facts, jnp.uint32)
@@ -146,6 +146,6 @@ def _facts(magnitude: Float[Array, ""], step: Step) -> UInt32[Array, " 2"]:
 def _unpack_facts(
     rows: UInt32[Array, "w 2"],
 ) -> tuple[Float[Array, " w"], Bool[Array, " w"]]:
-    """All workers' magnitudes, and who is dropped. Replicated."""
+    """All workers' magnitudes, and whether each worker is dropped. Replicated."""
     facts = jax.lax.bitcast_convert_type(rows, jnp.float32)
     return facts[:, 0], facts[:, 1] > 0

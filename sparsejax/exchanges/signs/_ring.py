@@ -1,4 +1,4 @@
-"""A ring, or a torus of rings, in which every message has one bit per coordinate."""
+"""A ring, or a torus of rings, whose messages have one bit per coordinate."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def random_signs(
     key: UInt32[Array, " 2"],
     merge=_merge.merge,
 ) -> tuple[UInt32[Array, " words"], UInt32[Array, "w facts"]]:
-    """For every coordinate the sign of a worker drawn at random, on all workers.
+    """For every coordinate, the sign of a random worker, equal on all workers.
 
-    Each bit of the result has the mean of the workers' bits as its expectation. In a
-    ring of w workers, each segment of the words visits all of them in w - 1 hops and is
-    merged with the bits of each; an all-gather of the finished segments follows.
-    Over a tuple of axes, the segments that are finished along the last axis go on along
-    the axis before it: a torus of R x C workers takes R + C - 2 hops.
+    The expectation of each bit of the result is the mean of the workers' bits. In a
+    ring of w workers, each segment of the words visits all workers in w - 1 hops, and
+    each worker merges its own bits into the segment. An all-gather collects the
+    finished segments. Over a tuple of axes, segments that are finished along the last
+    axis continue along the previous one: a torus of R x C workers takes R + C - 2 hops.
 
     Args:
       words: UInt32[words], per worker: packed signs.
-      facts: UInt32[facts], per worker: rides along in the all-gather.
+      facts: UInt32[facts], per worker, sent in the all-gather.
       workers: all workers; one axis, or several.
       key: UInt32[2], replicated, fresh in every step.
-      merge: how two words become one, see `_merge.merge`.
+      merge: makes one word of two, see `_merge.merge`.
 
     Returns:
       (UInt32[words], UInt32[w, facts]), replicated.
@@ -60,7 +60,7 @@ def random_signs(
 
 
 def _reduce_scatter(segments, share, ring, key, merge):
-    """Segment `r` of `segments` [c, s] merged over the ring, on worker `r` of it.
+    """Merges `segments` [c, s] over the ring; worker `r` gets segment `r`.
 
     Every local bit stands for `share` workers.
     """
@@ -71,5 +71,5 @@ def _reduce_scatter(segments, share, ring, key, merge):
         local = segments[(rank - h - 1) % count]
         return merge(received, local, h * share, share, _merge.fold_in(key, h))
 
-    # A loop and not `count` copies: the program does not grow with the workers.
+    # A loop, so the program does not grow with the number of workers.
     return jax.lax.fori_loop(1, count, hop, segments[(rank - 1) % count])

@@ -1,4 +1,4 @@
-"""A step size for signs, which say nothing about magnitudes: the gradients' RMS."""
+"""The step size of signs: the root mean square of the gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sparsejax.vectors._ratio import ratio
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-# Weight of the past: about ten steps, so that it follows a learning-rate schedule.
+# Weight of the past. The mean covers about ten steps, so the step size follows a
+# learning-rate schedule.
 _MEMORY = 0.9
 
 
 class StepSize(NamedTuple):
-    """A running mean, exponential, of the mean square gradient. Replicated.
+    """An exponential running mean of the mean square gradient. Replicated.
 
     Attributes:
       square: Float[], weighted sum of the mean squares.
@@ -29,12 +30,12 @@ class StepSize(NamedTuple):
 
 
 def start() -> StepSize:
-    """Before the first measurement."""
+    """The state before the first measurement."""
     return StepSize(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
 
 def follow(size: StepSize, mean_square: Float[Array, ""]) -> StepSize:
-    """Takes in the mean square of one more step, unless it overflowed."""
+    """Adds the mean square of one more step, unless that mean overflowed."""
     known = jnp.isfinite(mean_square)
     square = _MEMORY * size.square + (1 - _MEMORY) * jnp.where(known, mean_square, 0.0)
     weight = _MEMORY * size.weight + (1 - _MEMORY)
@@ -44,15 +45,16 @@ def follow(size: StepSize, mean_square: Float[Array, ""]) -> StepSize:
 
 
 def rms(size: StepSize) -> Float[Array, ""]:
-    """The root mean square, coarse; 0 before the first step."""
+    """The root mean square, rounded by `coarse`; 0 before the first step."""
     return coarse(jnp.sqrt(ratio(size.square, size.weight)))
 
 
 def coarse(size: Float[Array, ""]) -> Float[Array, ""]:
-    """`size` with the eight significant bits of a bfloat16.
+    """`size`, rounded to the eight significant bits of a bfloat16.
 
-    A step size needs no more. Sums over n coordinates differ in their last bits from
-    one program to another, which a sign near 0 would make into a whole step. Rounded,
-    they are the same number under `simulate` as on devices, but for rare ties.
+    More bits would not improve a step size. The last bits of a sum over n coordinates
+    differ between programs, and the sign of a coordinate near 0 could turn such a
+    difference into a whole step. Rounded sizes are equal under `simulate` and on
+    devices, except for rare ties.
     """
     return jax.lax.reduce_precision(size, exponent_bits=8, mantissa_bits=7)

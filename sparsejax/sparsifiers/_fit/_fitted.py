@@ -23,8 +23,8 @@ from sparsejax.vectors._selection import compact
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# The published program: how often and beyond which ratio of achieved to wanted density
-# the number of stages changes.
+# From the published program: the number of stages may change every 5 steps, if the
+# achieved density is more than 20 % off the wanted density.
 _PERIOD = 5
 _TOO_MANY, _TOO_FEW = 1.2, 0.8
 
@@ -33,7 +33,7 @@ class FittedState(NamedTuple):
     """Replicated.
 
     Attributes:
-      stages: Int32[w], how many stages each worker uses.
+      stages: Int32[w], the number of stages of each worker.
       ratio: Float32[w], achieved over wanted density, summed since the last change.
     """
 
@@ -42,7 +42,7 @@ class FittedState(NamedTuple):
 
 
 def most_stages(density: float) -> int:
-    """As many as would each keep one half of the magnitudes."""
+    """The number of stages if each stage keeps half of the magnitudes."""
     return max(1, math.ceil(math.log(density) / math.log(0.5)))
 
 
@@ -59,14 +59,14 @@ def fitted(
     Args:
       density: fraction of the coordinates that each worker aims at, in (0, 1].
       fit: "exponential", "generalized_pareto" or "gamma".
-      stages: how many fits, each to the magnitudes above the threshold of the one
-        before; None adapts their number.
+      stages: the number of fits; each later fit uses the magnitudes above the threshold
+        of the previous one. None adapts the number.
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
-      capacity: slots per worker; by default `1.2 max(1, floor(density n))`, the most
-        at which the number of stages is left as it is.
+      capacity: slots per worker; by default `1.2 max(1, floor(density n))`, the largest
+        count that does not change the number of stages.
 
     Raises:
-      TypeError: if a number is not one, or is traced.
+      TypeError: if an argument that should be a number is not a number, or is traced.
       ValueError: if a number is out of its range, or `fit` or `granularity` unknown.
 
     Example:

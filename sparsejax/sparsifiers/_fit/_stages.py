@@ -1,4 +1,4 @@
-"""A threshold from fits to ever further parts of the tail."""
+"""A threshold from several fits, each further out in the tail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsejax.sparsifiers._fit._tails import FITS, moments_above, scaled
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# The published program: the fraction that the first of several stages keeps.
+# From the published program: the fraction that the first of several stages keeps.
 _FIRST = 0.25
 
 
@@ -23,8 +23,8 @@ def tail_threshold(
 ) -> Float[Array, ""]:
     """The magnitude that a fraction `density` exceeds, if the fit is right.
 
-    Never above the largest magnitude, which a fit does not know, and never 0: of a
-    vector that is not zero at least one coordinate is selected, and zeros never are.
+    The threshold is at most the largest magnitude, so at least one coordinate of a
+    non-zero vector is selected, and always positive, so zeros are never selected.
     """
     first, later = FITS[fit]
     x, largest = scaled(vector)

@@ -1,8 +1,8 @@
-"""Thresholds read off distributions that are fitted to magnitudes by moments.
+"""Thresholds from distributions that are fitted to magnitudes by their moments.
 
-Fits read the vector piece by piece and sort nothing. All arithmetic is local: results
-differ between workers where arguments do. `p` is the fraction of the magnitudes that
-should be larger.
+Fits read the vector piece by piece and sort nothing. Nothing here communicates: results
+are per worker if the arguments are. `p` is the fraction of the magnitudes that should
+exceed the threshold.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
     Scalar = Float[Array, ""]
 
-# Sums are formed in rows of so many, so that their rounding error does not grow with n.
+# Coordinates per row of a sum: with sums of row sums the rounding error does not grow
+# with n.
 _ROW = 1024
-# Magnitudes have 1 as their largest. Below this a logarithm says nothing about tails.
+# The largest magnitude is scaled to 1. Smaller magnitudes than this are raised to it
+# before the logarithm: they carry no information about the tail.
 _LEAST = 1e-30
 
 
 class Moments(NamedTuple):
-    """Of exceedances `y = x - least`. All Float[].
+    """The moments of exceedances `y = x - least`. All Float[].
 
     Attributes:
-      size: how many there are.
+      size: the number of exceedances.
       least: the smallest of the `x`.
       mean: of the `y`.
       variance: of the `y`, unbiased.
@@ -43,7 +45,7 @@ class Moments(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """The magnitudes of a vector over its largest; they are never stored.
+    """The magnitudes of a vector, divided by the largest; they are never stored.
 
     Attributes:
       vector: Float[n].
@@ -60,7 +62,7 @@ class Scaled(NamedTuple):
 
 
 def scaled(vector: Float[Array, " n"]) -> tuple[Scaled, Scalar]:
-    """`vector`, scaled, and the largest magnitude. Without any it is 0."""
+    """The scaled vector, and the largest magnitude, which is 0 for an empty vector."""
 
     def larger(largest, x):
         return jnp.maximum(largest, jnp.max(jnp.where(jnp.isnan(x), 0.0, x)))
@@ -70,7 +72,7 @@ def scaled(vector: Float[Array, " n"]) -> tuple[Scaled, Scalar]:
 
 
 def moments_above(x: Scaled, threshold: Scalar) -> Moments:
-    """The moments of `{x > threshold}` beyond the smallest of them."""
+    """The moments of `{x > threshold}`, counted from the smallest such `x`."""
     moments = _moments(x, threshold, threshold)
     return moments._replace(mean=moments.mean - (moments.least - threshold))
 
@@ -82,7 +84,7 @@ def moments_of(x: Scaled) -> Moments:
 
 
 def _moments(x: Scaled, threshold: Scalar, origin: Scalar) -> Moments:
-    """Of `{x > threshold}`, with mean and variance of `x - origin`."""
+    """The moments of `{x > threshold}`, with mean and variance of `x - origin`."""
 
     def add(carry, x):
         count, total, least = carry
@@ -112,8 +114,8 @@ def exponential(moments: Moments, p: Scalar) -> Scalar:
 def generalized_pareto(moments: Moments, p: Scalar) -> Scalar:
     """`least + a (1 - p^c) / c`, with `a` and `c` from mean and variance.
 
-    With `r = mean^2 / variance`: `a = mean (r + 1) / 2` and `c = (r - 1) / 2`. As `c`
-    goes to 0 this is `exponential`.
+    With `r = mean^2 / variance`: `a = mean (r + 1) / 2` and `c = (r - 1) / 2`. In the
+    limit of `c` to 0 the result is that of `exponential`.
     """
     tiny = jnp.finfo(jnp.float32).tiny
     ratio = moments.mean**2 / jnp.maximum(moments.variance, tiny)
@@ -124,10 +126,11 @@ def generalized_pareto(moments: Moments, p: Scalar) -> Scalar:
 
 
 def gamma(x: Scaled, p: Scalar) -> Scalar:
-    """`b` times where the regularised upper gamma function of shape `a` is `p`.
+    """The quantile of a gamma distribution of shape `a` and scale `b`, at `1 - p`.
 
-    With `s = ln mean(x) - mean(ln x)`, the shape is nearly the likeliest one,
-    `a = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)`, and `b = mean(x) / a`.
+    With `s = ln mean(x) - mean(ln x)`, the shape is the usual approximation of the most
+    likely one, `a = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)`; the scale is
+    `b = mean(x) / a`.
     """
 
     def add(carry, x):
@@ -152,15 +155,16 @@ def gamma(x: Scaled, p: Scalar) -> Scalar:
         more = jax.scipy.special.gammaincc(a, jnp.exp(middle)) > p
         return jnp.where(more, middle, low), jnp.where(more, high, middle)
 
-    # Logarithms: with small shapes quantiles span many orders of magnitude.
+    # The search runs over logarithms: with small shapes, quantiles span many orders of
+    # magnitude.
     high = jnp.log(a + 40 * jnp.sqrt(a) + 40)
     low, high = jax.lax.fori_loop(0, 32, halve, (high - 90, high))
     return mean / a * jnp.exp((low + high) / 2)
 
 
 Fit = Callable[[Moments, "Scalar"], "Scalar"]
-# The threshold of the first stage, from all magnitudes, and that of later stages, from
-# exceedances.
+# For each fit, the threshold of the first stage, from all magnitudes, and the threshold
+# of later stages, from exceedances.
 FITS: dict[str, tuple[Callable[..., Scalar], Fit]] = {
     "exponential": (lambda x, p: exponential(moments_of(x), p), exponential),
     "generalized_pareto": (

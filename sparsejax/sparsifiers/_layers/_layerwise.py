@@ -17,19 +17,20 @@ from sparsejax.sparsifiers._layers._shares import allocate, cut, rounded
 from sparsejax.sparsifiers._target import slot_count, target_count
 from sparsejax.vectors._selection import count_in, select_in
 
-# Norms whose squares overflow are infinite; cut at this, their sum is finite.
+# A norm whose square overflows is infinite. Norms are clipped to this, so their sum is
+# finite.
 _LARGEST = 1e30
 
 
 def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
     """Selects `k_l` coordinates of each layer, in proportion to the layer's norm.
 
-    The workers agree on the norms by a sum of one number per layer. The `k_l` are whole
-    and sum to K*, by largest remainders. The vector is cut where the running sum of
-    `k_l` reaches multiples of K*/w: so a part holds layers or pieces of layers, and
-    each worker selects K*/w coordinates in a part of its own. Parts rotate: at step t
-    worker r owns part `(t + r) mod w`. The threshold of each piece is searched by
-    counting at several ones per pass.
+    The workers agree on the norms by a sum of one number per layer. The `k_l` are
+    integers that sum to K*, rounded by largest remainders. The vector is cut where the
+    running sum of `k_l` reaches multiples of K*/w. So a part consists of layers or
+    pieces of layers, and each worker selects K*/w coordinates in its own part. Parts
+    rotate: at step t worker r owns part `(t + r) mod w`. The search for the threshold
+    of a piece counts at several thresholds per pass.
 
     Args:
       density: fraction of all coordinates to deliver, in (0, 1].
@@ -67,7 +68,8 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         owned = partitions.parts_of(step.index, count)
         part = owned[step.rank]
         slots = slot_count(capacity, -(-goal // count), n)
-        # This worker's piece of each layer, and how many to select there.
+        # This worker's piece of each layer, and the number of coordinates to select
+        # there.
         first = jnp.maximum(bounds[part], edges[:-1])
         length = jnp.maximum(jnp.minimum(bounds[part + 1], edges[1:]) - first, 0)
         ends = jnp.cumsum(counts)
@@ -93,7 +95,8 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
             filled = filled + jnp.sum(some < n, dtype=jnp.int32)
             return indices, filled, demand + qualified, jnp.minimum(lowest, found)
 
-        # Twice as long: a piece's empty slots fit, and the next one overwrites them.
+        # Twice as long, so the empty slots of each piece fit too; the next piece
+        # overwrites them.
         zero = jnp.zeros((), jnp.int32)
         start = (jnp.full((2 * slots,), n, jnp.int32), zero, zero, jnp.float32(jnp.inf))
         touched = length > 0

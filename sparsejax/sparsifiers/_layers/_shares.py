@@ -1,6 +1,6 @@
-"""How many coordinates each layer gets, and where that cuts the vector into parts.
+"""The number of coordinates of each layer, and the parts of the vector that follow.
 
-Replicated and deterministic: each worker computes the same from facts that all have.
+Replicated and deterministic: all workers compute the same from facts that all have.
 Shapes: `L` layers, `w` workers.
 """
 
@@ -15,15 +15,15 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# Every coordinate has this share of the norm beside its layer's: so every layer has a
-# share, a layer of zeros too.
+# This is added to a layer's relative norm in proportion to the layer's size, so a layer
+# of zeros has a share too.
 _FLOOR = 1e-6
 
 
 def allocate(
     norms: Float[Array, " L"], sizes: np.ndarray, goal: int
 ) -> Float[Array, " L"]:
-    """`min(sizes, scale norms)`, scaled to sum to `goal`: real-valued `k_l` [L]."""
+    """Real-valued `k_l` [L]: `min(sizes, scale norms)`, with sum `goal`."""
     sizes = jnp.asarray(sizes, jnp.float32)
     norms = jnp.where(jnp.sum(norms) > 0, norms / jnp.max(norms), 1.0)
     norms = norms + _FLOOR * sizes / jnp.max(sizes)
@@ -34,7 +34,7 @@ def allocate(
         few = jnp.sum(jnp.minimum(sizes, jnp.exp(middle) * norms)) < goal
         return jnp.where(few, middle, low), jnp.where(few, high, middle)
 
-    # From next to nothing to all of the vector.
+    # The range of log scales: from nearly no coordinate to the whole vector.
     top = jnp.log(jnp.max(sizes / norms))
     low, _ = jax.lax.fori_loop(0, 40, halve, (top - 60, top))
     return jnp.minimum(sizes, jnp.exp(low) * norms)
@@ -43,17 +43,18 @@ def allocate(
 def rounded(
     shares: Float[Array, " L"], sizes: np.ndarray, goal: int
 ) -> Int[Array, " L"]:
-    """Int32[L]: `shares` as whole numbers, at most `sizes`, that sum to `goal` exactly.
+    """Int32[L]: `shares` as integers, at most `sizes`, that sum to `goal` exactly.
 
-    Rounded down, and one more for the largest remainders. Sums of floats are a little
-    off: the rest, missing or too much, goes to layers that have room.
+    Shares are rounded down, and the layers with the largest remainders get one more.
+    Float sums are slightly off, so a few coordinates may be missing or too many: layers
+    with room gain or lose them.
     """
     floors = jnp.minimum(jnp.floor(shares).astype(jnp.int32), sizes)
     order = jnp.argsort(floors.astype(jnp.float32) - shares)
     counts, most = floors[order], jnp.asarray(sizes, jnp.int32)[order]
 
     def filled(amount, room):
-        """As much of `amount` as fits, one layer after another."""
+        """Deals `amount` out to one layer after another, at most `room` to each."""
         return jnp.clip(amount - (jnp.cumsum(room) - room), 0, room)
 
     def missing(counts):
@@ -68,11 +69,12 @@ def rounded(
 def cut(
     counts: Int[Array, " L"], edges: np.ndarray, goals: Int[Array, " w+1"]
 ) -> Int[Array, " w+1"]:
-    """Int32[w + 1]: where the running sum of `counts` reaches `goals`. Replicated.
+    """Int32[w + 1]: the bounds at which the running sum of `counts` reaches `goals`.
 
-    `goals` ascend from 0 to the sum. Inside a layer of `k` out of `size` coordinates
-    each takes `size // k` of them, and the first `size % k` one more: so a piece always
-    holds the coordinates to select in it.
+    `goals` ascend from 0 to the sum of `counts`. In a layer with `k` coordinates to
+    select out of `size`, each of the `k` stands for `size // k` coordinates, and each
+    of the first `size % k` for one more. So a piece has at least as many coordinates as
+    are to be selected in it. Replicated.
     """
     edges = jnp.asarray(edges, jnp.int32)
     ends = jnp.cumsum(counts)
