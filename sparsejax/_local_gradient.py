@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -90,9 +91,24 @@ class LocalGradient:
     def __jax_array__(self) -> Any:
         # A property: `jax.jit` looks for the method without calling it, and would raise
         # words of its own. Operators of jax arrays call it before `__rmul__` has a try.
-        if sys._getframe(1).f_code.co_name.startswith("_operator_"):
+        caller = sys._getframe(1)
+        if caller.f_code.co_name.startswith("_operator_"):
             return lambda: NotImplemented
+        # `jnp.zeros_like`, with which optax freezes, asks for the type alone.
+        if _runs_in(caller, "full_like"):
+            return None
         _refuse("a function of jax.numpy")
+
+
+def _runs_in(frame: FrameType | None, name: str, depth: int = 8) -> bool:
+    """Whether a function of this name is among the `depth` innermost callers."""
+    for _ in range(depth):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _refuse(
