@@ -26,15 +26,15 @@ Leaves = tuple[tuple[str, tuple[int, ...]], ...]
 
 @jax.tree_util.register_static
 class Structure(NamedTuple):
-    """What a state was made for: a pytree without leaves, kept in the state.
+    """The tree and the method of a state: a pytree without leaves, stored in the state.
 
-    The state itself only holds flat vectors, which do not tell apart two trees of the
-    same size. Dtypes are not part of it: gradients may have another precision than
-    the parameters. Strings, so that any serialiser can write it.
+    The vectors of a state are flat and cannot tell two trees of the same size apart.
+    Dtypes are not stored: gradients may have another precision than the parameters. The
+    fields are strings, which any serialiser can write.
 
     Attributes:
-      leaves: a literal, the path and the shape of each leaf of the tree.
-      method: which kind of method made the state.
+      leaves: the path and the shape of each leaf of the tree, as a Python literal.
+      method: the kind of method that made the state.
     """
 
     leaves: str
@@ -42,17 +42,17 @@ class Structure(NamedTuple):
 
     @classmethod
     def of(cls, leaves: Leaves, method: str) -> Self:
-        """Of the paths and shapes of a tree, for a method."""
+        """The structure of a tree with these paths and shapes, for a method."""
         return cls(repr(leaves), method)
 
     def check(self, given: Structure) -> None:
-        """Raises ValueError with the first difference if `given` is another one."""
+        """Raises ValueError with the first difference if `given` is different."""
         if given == self:
             return
         if given.method != self.method:
             raise ValueError(
                 f"update: this state was made by another method, {self.method}, and "
-                f"this one is {given.method}. Restore the state of this "
+                f"this method is {given.method}. Restore the state of this "
                 f"transformation, or make one with its `init`."
             )
         had, got = (ast.literal_eval(s.leaves) for s in (self, given))
@@ -61,15 +61,15 @@ class Structure(NamedTuple):
                 difference = (
                     f"{_describe(theirs)} instead of shape {mine[1]}"
                     if theirs[0] == mine[0]
-                    else f"{_describe(theirs)} where it had {_describe(mine)}"
+                    else f"{_describe(theirs)} instead of {_describe(mine)}"
                 )
                 break
         else:
-            difference = f"{len(got)} leaves where it had {len(had)}"
+            difference = f"{len(got)} leaves instead of {len(had)}"
         raise ValueError(
-            f"the gradients have another structure than the tree that `init` was "
-            f"called with: {difference}. Call `tx.init` with a tree of the same "
-            f"structure and shapes as the gradients."
+            f"the gradients have another structure than the tree that `init` got: "
+            f"{difference}. Call `tx.init` with a tree of the same structure and "
+            f"shapes as the gradients."
         )
 
 

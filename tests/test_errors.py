@@ -82,8 +82,8 @@ def test_integer_gradients():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda g: g | {"extra": g["bias"]}, r"`\['extra'\]` of shape \(20,\) where"),
-        (lambda g: {k: v for k, v in g.items() if k != "unused"}, "3 leaves where"),
+        (lambda g: g | {"extra": g["bias"]}, r"`\['extra'\]` of shape \(20,\) instead"),
+        (lambda g: {k: v for k, v in g.items() if k != "unused"}, "3 leaves instead"),
         (lambda g: g | {"bias": g["bias"][:, :5]}, r"shape \(5,\) instead of"),
         # As many coordinates, in other places.
         (lambda g: g | {"kernel": g["kernel"].swapaxes(1, 2)}, r"shape \(20, 30\)"),

@@ -1,9 +1,9 @@
 """Published methods: wiring of parts, one file each.
 
 A recipe returns an optax transformation from local gradients (per worker) to averaged
-updates (replicated). Errors name the argument, its value and the rule: a TypeError for
-another type or a traced value, a ValueError for a value out of range, and for parts
-that do not fit together.
+updates (replicated). Errors name the argument, its value and the rule. Recipes raise
+TypeError for a wrong type or a traced value, and ValueError for a value out of range
+or for parts that do not fit together.
 """
 
 from sparsejax.recipes._cltk import cltk

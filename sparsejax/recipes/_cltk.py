@@ -20,18 +20,18 @@ def cltk(
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """One worker, in turn, chooses its top-k, and all deliver their values there.
+    """Workers take turns to choose their top-k, and all deliver their values there.
 
     With `acc_r = residual_r + gradient_r` and `S` the `k = max(1, floor(density n))`
     largest of `|acc_l|` of worker `l = t mod w`,
 
         update = (1/w) sum_r acc_r[S],    residual_r = acc_r outside of S.
 
-    So exactly k coordinates are delivered whatever the number of workers. Residuals of
-    workers resemble each other: the leader's choice mostly suits the others too.
+    So exactly k coordinates are delivered for any number of workers. The workers'
+    residuals resemble each other, so the leader's choice mostly suits the others too.
 
     Args:
-      density: fraction of the coordinates to deliver, in (0, 1], or a schedule of it.
+      density: fraction of the coordinates to deliver, in (0, 1], or a schedule.
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       axis_name: see `sparsejax.sparsify`.
       value_dtype: see `sparsejax.exchanges.union`.
@@ -41,7 +41,8 @@ def cltk(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: without its low-pass filter for training in large batches.
+    Departs from the paper: has no low-pass filter, which the paper uses for training
+    with large batches.
 
     Example:
       >>> import optax, sparsejax

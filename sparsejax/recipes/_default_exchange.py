@@ -12,19 +12,19 @@ from sparsejax.parts import Exchange
 
 
 def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
-    """`exchange`, or by default `exchanges.pairs(value_dtype)`.
+    """Returns `exchange`, or `exchanges.pairs(value_dtype)` for None.
 
     Raises:
-      TypeError: if `exchange` is not an `Exchange`, such as a name.
-      ValueError: for a `value_dtype` beside an exchange, which has its own.
+      TypeError: if `exchange` is not an `Exchange`, but for example a name.
+      ValueError: for a `value_dtype` together with an exchange, which has its own.
     """
     if exchange is None:
         return exchanges.pairs(value_dtype)
     check_part("exchange", exchange, Exchange, "exchanges.union()")
     if check_value_dtype(value_dtype) != jnp.float32:
         raise ValueError(
-            f"value_dtype: got {value_dtype!r} beside exchange `{exchange.name}`, "
-            f"which has a value_dtype of its own. Pass it there, such as "
+            f"value_dtype: got {value_dtype!r} together with exchange "
+            f"`{exchange.name}`, which has its own value_dtype. Pass it there, such as "
             f"`exchange=sparsejax.exchanges.union(jnp.bfloat16)`."
         )
     return exchange

@@ -19,15 +19,16 @@ def deft(
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """Each worker selects in layers of its own, more where gradients are large.
+    """Each worker selects in its own layers, more in layers with large gradients.
 
-    With `acc_r = residual_r + gradient_r`, layer l is to deliver
+    With `acc_r = residual_r + gradient_r`, layer l should deliver
 
         k_l = K* ||acc[l]|| / sum_m ||acc[m]||    (at most its size)
 
-    coordinates, with the norm averaged over workers, rounded so that they sum to K*.
-    Layers, or pieces of them, are dealt to the workers so that each selects K*/w
-    coordinates; all workers' values there are averaged, and leave their residuals.
+    coordinates. The norms are averaged over the workers, and the `k_l` are rounded so
+    that they sum to K*. Each worker gets layers, or pieces of layers, in which it
+    selects K*/w coordinates. All workers average their values at these coordinates and
+    remove them from their residuals.
 
     Args:
       density: of the update, in (0, 1]: `K* = max(1, floor(density n))` in all.
@@ -39,9 +40,10 @@ def deft(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: layers are dealt by the coordinates to send, in the order of
-    the tree, and not by the cost of a top-k; a threshold is searched for each piece.
-    Every worker knows all norms from one small sum: no plan is broadcast.
+    Departs from the paper: layers are dealt out in the order of the tree, by the number
+    of coordinates to send and not by the cost of a top-k. Each piece has a threshold,
+    found by a search. One small sum tells all norms to every worker, so no plan is
+    broadcast.
 
     Example:
       >>> import optax, sparsejax

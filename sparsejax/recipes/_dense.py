@@ -1,4 +1,4 @@
-"""Uncompressed data-parallel training, as the baseline."""
+"""The baseline: uncompressed data-parallel training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def dense(
 ) -> optax.GradientTransformationExtraArgs:
     """The mean of all gradients: `update = (1/w) sum_r g_r`, equal to `jax.lax.pmean`.
 
-    Sums are formed and sent in float32, whatever the gradient's dtype.
+    Sums are computed and sent in float32, whatever the gradient's dtype.
 
     Args:
       axis_name: see `sparsejax.sparsify`.

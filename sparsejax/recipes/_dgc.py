@@ -16,7 +16,7 @@ from sparsejax.parts import Exchange
 from sparsejax.recipes._default_exchange import exchange_or_pairs
 from sparsejax.recipes._ladder import ladder
 
-# Published: densities of the warm-up are 25 %, 6.25 %, 1.56 %, ...
+# As published, the densities of the warm-up are 25 %, 6.25 %, 1.56 %, ...
 _FIRST_DENSITY, _FACTOR = 0.25, 0.25
 
 
@@ -32,23 +32,24 @@ def dgc(
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """Each worker sends the largest of its accumulated velocities.
+    """Each worker sends its largest accumulated velocities.
 
         velocity_r = momentum velocity_r + gradient_r
         acc_r = residual_r + velocity_r
         update = (1/w) sum_r acc_r[S_r],  S_r = {|acc_r| >= t_r},
 
     and residual and velocity are cleared at `S_r`. The threshold `t_r` is the density's
-    quantile in a sample of 1 % of `|acc_r|`. **Follow it with plain SGD**: momentum is
-    in here already, and makes steps up to 1/(1 - momentum) times as long.
+    quantile in a sample of 1 % of `|acc_r|`. **Use plain SGD after `dgc`**: this recipe
+    already applies momentum, which makes steps up to 1/(1 - momentum) times as long.
 
     Args:
       density: fraction of the coordinates that each worker sends, in (0, 1].
       momentum: in [0, 1).
-      warmup_steps: steps at each density of 25 %, 6.25 %, ... that is above `density`,
-        each a branch of the program. The first ones save little or nothing: with
-        `pairs`, 25 % moves 0.14 w times the bytes of `dense`, 6.25 % 0.037 w times.
-      clip_norm: gradients are clipped to the norm `clip_norm / sqrt(w)` first.
+      warmup_steps: the number of steps at each of the densities 25 %, 6.25 %, ... above
+        `density`; each density is a branch of the program. The first densities save
+        little or nothing: with `pairs`, 25 % moves 0.14 w times the bytes of `dense`,
+        and 6.25 % 0.037 w times.
+      clip_norm: each worker first clips its gradient to the norm `clip_norm / sqrt(w)`.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
       value_dtype: see `sparsejax.exchanges.pairs`.
@@ -58,8 +59,8 @@ def dgc(
     Returns:
       An optax transformation, with a residual and a velocity [n] per worker.
 
-    Departs from the paper: where the sample gives too low a threshold, no second
-    selection is made; coordinates of evenly strided rank fill the message.
+    Departs from the paper: there is no second selection if the sample gives too low a
+    threshold; coordinates of evenly strided rank fill the message.
 
     Example:
       >>> import optax, sparsejax
@@ -92,13 +93,16 @@ def dgc(
         tx = ladder([*rungs, tx], steps, workers)
     if clip_norm is None:
         return tx
-    meaning = "a positive number, or None not to clip"
+    meaning = "a positive number, or None for no clipping"
     norm = check_number("clip_norm", clip_norm, lambda x: 0 < x < math.inf, meaning)
     return optax.chain(_clip_locally(norm, workers), tx)
 
 
 def _clip_locally(norm, workers):
-    """Each worker's share of a bound on the norm of the sum of uncorrelated ones."""
+    """Clips each worker's gradient to its share of a bound on the norm of their sum.
+
+    The share is right for uncorrelated gradients.
+    """
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args

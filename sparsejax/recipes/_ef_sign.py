@@ -18,7 +18,7 @@ def ef_sign(
 
         update = (1/w) sum_r m_r sign(u_r),    residual_r <- u_r - m_r sign(u_r)
 
-    where sign(0) = +1. A worker receives one bit per coordinate and other worker.
+    where sign(0) = +1. A worker receives one bit per coordinate from each other worker.
 
     Args:
       axis_name: see `sparsejax.sparsify`.
@@ -27,8 +27,9 @@ def ef_sign(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: it has one worker, and one magnitude per layer. Here one
-    serves the vector, rounded to eight bits; the residual keeps the rounding error.
+    Departs from the paper: the paper has one worker, and one magnitude per layer. Here
+    each worker has one magnitude for the whole vector, rounded to eight bits; the
+    residual keeps the rounding error.
 
     Example:
       >>> import optax, sparsejax

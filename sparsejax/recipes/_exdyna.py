@@ -24,17 +24,19 @@ def exdyna(
 ) -> optax.GradientTransformationExtraArgs:
     """Each worker searches one of w exclusive parts, whose boundaries follow the data.
 
-    As `micro`, but the parts consist of blocks that move between neighbours, so that
-    all parts come to hold as many large coordinates: then the workers' thresholds
-    agree, and the update is close to a global top-k without any sorting.
+    Works like `micro`, but the parts consist of blocks, which move between neighbours
+    until all parts hold equally many large coordinates. Then the workers' thresholds
+    agree, and the update is close to a global top-k, without any sorting.
 
     Args:
-      density: of the update, in (0, 1]: `K* = max(1, floor(density n))` in all. Or an
-        optax schedule of it: a function from the number of updates made.
-      max_density: the largest density that a schedule reaches, in (0, 1]. It fixes the
-        size of messages: a schedule needs it, a number has no use for it.
+      density: density of the update, in (0, 1]: `K* = max(1, floor(density n))`
+        coordinates in all. Or an optax schedule: a function from the number of updates
+        made to a density.
+      max_density: the largest density of a schedule, in (0, 1], which fixes the size of
+        messages. Pass `max_density` with a schedule, and never with a number.
       axis_name: see `sparsejax.sparsify`.
-      threshold: by default `thresholds.quota()`; `thresholds.staircase()` is published.
+      threshold: by default `thresholds.quota()`; the published rule is
+        `thresholds.staircase()`.
       value_dtype: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
@@ -43,8 +45,9 @@ def exdyna(
       An optax transformation, with a float32 residual [n] per worker, and a few
       replicated numbers per block.
 
-    Departs from the paper: by default each worker finds its own threshold in the same
-    step, to fill an equal share of K*, and boundaries move by as many blocks as needed.
+    Departs from the paper: by default each worker finds, in the same step, its own
+    threshold that fills an equal share of K*, and boundaries move by as many blocks as
+    needed.
 
     Example:
       >>> import optax, sparsejax

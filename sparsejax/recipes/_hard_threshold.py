@@ -1,4 +1,4 @@
-"""Hard threshold: all coordinates that are large enough, however many."""
+"""Hard threshold: every coordinate above a fixed magnitude."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def hard_threshold(
     """Each worker sends all values above a threshold that never changes.
 
     With `acc_r = residual_r + gradient_r`, worker r sends `acc_r` where
-    `|acc_r| >= threshold`, and keeps the rest. The density follows the gradients, and
-    `report.demand` says it. Coordinates that do not fit the message wait.
+    `|acc_r| >= threshold`, and keeps the rest. The density depends on the gradients:
+    see `report.demand`. Coordinates that do not fit the message wait.
 
     Args:
       threshold: in units of the accumulated gradient, at least 0.
-      max_density: the fraction of the coordinates that fits the message, in (0, 1].
+      max_density: the fraction of the coordinates that fit the message, in (0, 1].
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
       value_dtype: see `sparsejax.exchanges.pairs`.
@@ -41,8 +41,8 @@ def hard_threshold(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: Strom's quantises every value to plus or minus the
-    threshold; here values are sent as they are, as Dutta et al. do.
+    Departs from the paper: Strom quantises every value to plus or minus the threshold.
+    Here values are sent unquantised, as in Dutta et al.
 
     Example:
       >>> import optax, sparsejax

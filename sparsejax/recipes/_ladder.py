@@ -1,4 +1,4 @@
-"""Transformations in turn, whose messages differ in size and whose states do not."""
+"""Runs transformations one after the other, with different messages and one state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparsejax._views import two_views
 
 
 def ladder(rungs, steps, workers):
-    """Each of `rungs` in turn for `steps` steps, the last for ever, on one state."""
+    """Runs each of `rungs` for `steps` steps, and the last for ever, on one state."""
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args

@@ -17,49 +17,51 @@ def marsit(
     axis_name: AxisName = "data",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """Signs travel around a ring as single bits, and still are right on average.
+    """Sends one sign bit per coordinate around a ring; the result is unbiased.
 
     With `u_r = g_r + c_r` on worker r and a random worker `i(j)` for each coordinate j,
 
         update_j = scale sign(u_i(j),j),    c_r <- u_r - update
 
-    so that the update is `scale` times the mean of the workers' signs in expectation.
-    Where `step mod period = 0`, `update = (1/w) sum_r u_r` and `c_r <- 0`. In any step,
+    So the expected update is `scale` times the mean of the workers' signs. If
+    `step mod period = 0`, `update = (1/w) sum_r u_r` and `c_r <- 0`. In every step,
     `sum of updates + mean(c) = sum of mean gradients`.
 
-    On hop m of the ring a worker keeps its own bit with probability 1/(m+1), else the
-    bit that it received. Over a tuple of two axes the bits go around a torus, with
-    `R + C - 2` hops instead of `R C - 1`.
+    On hop m of the ring a worker keeps its own bit with probability 1/(m+1), and
+    otherwise the received bit. Over a tuple of two axes the bits go around a torus,
+    with `R + C - 2` hops instead of `R C - 1`.
 
-    With the learning rate in front, `x + mean(c)` moves by exactly `-lr_t mean(g)` in
-    every step. With the rate behind, as with other recipes, a gradient that waits is
-    multiplied by a later one. Momentum and Adam in front need `per_worker`.
+    With the learning rate before `marsit` in the chain, `x + mean(c)` moves by exactly
+    `-lr_t mean(g)` in every step. With the rate after `marsit`, as with other recipes,
+    a gradient that waits is multiplied by a later rate. Momentum and Adam before
+    `marsit` need `per_worker`.
 
     Args:
-      period: of the full steps; 1 is uncompressed training. None for never: then the
-        compensations drift apart where workers have different data; 20 is better.
-      scale: how far one bit moves a coordinate; by default the root mean square of the
-        workers' gradients over about ten steps. If it is 5 to 10 times too small,
-        compensation piles up until a full step applies it all at once.
-      seed: of the random bits.
+      period: steps from one full step to the next; 1 is uncompressed training. With
+        None there are no full steps, and the compensations of workers with different
+        data drift apart; 20 is better.
+      scale: the distance by which one bit moves a coordinate; by default the root mean
+        square of the workers' gradients over about ten steps. With a scale 5 to 10
+        times too small, compensation piles up until a full step applies all of it.
+      seed: the seed of the random bits.
       axis_name: see `sparsejax.sparsify`.
       nonfinite: see `sparsejax.sparsify`.
 
     Returns:
       An optax transformation, with a float32 compensation [n] per worker.
 
-    Departs from the paper: the step size of the signs is not constant, but follows the
-    gradients, rounded to eight bits. Probabilities are multiples of 2^-16.
+    Departs from the paper: the step size of the signs follows the gradients, rounded to
+    eight bits, and is not constant. Probabilities are multiples of 2^-16.
 
     Example:
-      Behind the learning rate, or before it:
+      After the learning rate, or before the learning rate:
 
       >>> import optax, sparsejax
       >>> rate = optax.cosine_decay_schedule(0.1, 1000)
       >>> tx = optax.chain(optax.scale_by_learning_rate(rate), sparsejax.marsit())
       >>> tx = optax.chain(sparsejax.marsit(), optax.sgd(rate))
 
-      Behind local momentum:
+      After local momentum:
 
       >>> tx = optax.chain(
       ...     sparsejax.per_worker(optax.trace(decay=0.9)),
@@ -67,7 +69,7 @@ def marsit(
       ...     sparsejax.marsit(),
       ... )
 
-      On two workers that agree on the signs, a full step and one of bits:
+      A full step and a one-bit step, on two workers that agree on the signs:
 
       >>> import jax.numpy as jnp
       >>> tx = sparsejax.simulate(sparsejax.marsit(), workers=2)

@@ -25,14 +25,15 @@ def micro(
     """Each worker searches one of w equal slices, which rotate from step to step.
 
     With `acc_r = residual_r + gradient_r`, at step t worker r selects
-    `|acc_r| >= threshold` in slice `(t + r) mod w`. All workers' values at all selected
-    coordinates are averaged, and leave their residuals.
+    `|acc_r| >= threshold` in slice `(t + r) mod w`. All workers average their values at
+    all selected coordinates, and remove them from their residuals.
 
     Args:
-      density: of the update, in (0, 1], or a schedule of it, see `sparsejax.exdyna`.
+      density: density of the update, in (0, 1], or a schedule, see `sparsejax.exdyna`.
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       axis_name: see `sparsejax.sparsify`.
-      threshold: by default `thresholds.quota()`; `thresholds.staircase()` is published.
+      threshold: by default `thresholds.quota()`; the published rule is
+        `thresholds.staircase()`.
       value_dtype: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
@@ -40,8 +41,9 @@ def micro(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: by default each worker finds its own threshold in the same
-    step, to fill an equal share of K*. The published staircase takes hundreds of steps.
+    Departs from the paper: by default each worker finds, in the same step, its own
+    threshold that fills an equal share of K*. The published staircase takes hundreds of
+    steps.
 
     Example:
       >>> import optax, sparsejax

@@ -24,22 +24,22 @@ def random_k(
     value_dtype: Any = "float32",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """All workers deliver their values at the same k coordinates, drawn at random.
+    """All workers deliver their values at the same k random coordinates.
 
-    With `acc_r = residual_r + gradient_r` and `S` a set of `k = max(1, floor(density
-    n))` coordinates, uniform and drawn anew in each step from `(seed, step)`,
+    With `acc_r = residual_r + gradient_r` and `S` a uniform random set of
+    `k = max(1, floor(density n))` coordinates, drawn in each step from `(seed, step)`,
 
         update = (1/w) sum_r acc_r[S],    residual_r = acc_r outside of S.
 
-    No index is sent, and nothing is searched. Each coordinate waits about 1/density
-    steps, whatever its size: learning rates that suit `dense` may be too high.
+    Indices are neither searched nor sent. Each coordinate waits about 1/density steps,
+    whatever its size, so learning rates that suit `dense` may be too high.
 
     Args:
-      density: fraction of the coordinates to deliver, in (0, 1], or a schedule of it.
+      density: fraction of the coordinates to deliver, in (0, 1], or a schedule.
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
-      seed: of the draws.
-      unbiased: keep no residual and multiply by n/k instead: the expected update is
-        the mean gradient, with n/k times the variance. Not with a schedule.
+      seed: the seed of the draws.
+      unbiased: keeps no residual and multiplies by n/k instead. The expected update is
+        the mean gradient, with n/k times the variance. Not allowed with a schedule.
       axis_name: see `sparsejax.sparsify`.
       value_dtype: see `sparsejax.exchanges.union`.
       nonfinite: see `sparsejax.sparsify`.
@@ -56,8 +56,8 @@ def random_k(
     """
     if unbiased and callable(density):
         raise ValueError(
-            "unbiased: the factor n/k is fixed when the step is compiled, so that it "
-            "cannot follow a density schedule. Leave one of the two out."
+            "unbiased: the factor n/k is fixed when the step is compiled, and cannot "
+            "follow a density schedule. Leave one of the two out."
         )
     tx = sparsify(
         sparsifiers.random_k(density, seed=seed, max_density=max_density),
@@ -70,7 +70,7 @@ def random_k(
 
 
 def _amplify(density):
-    """Multiplies by n/k: the mean, as compilers fuse a product into a sum."""
+    """Multiplies by n/k, after the mean: compilers fuse a product into a sum."""
     target = Target.of(density)
 
     def amplify(updates, params):

@@ -25,21 +25,22 @@ def sidco(
     value_dtype: Any = "float32",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """Each worker sends the values above a threshold read off a fitted distribution.
+    """Each worker sends the values above a threshold from a fitted distribution.
 
     With `x = |residual_r + gradient_r|`, the first of M stages fits a distribution to
-    the moments of `x` and takes its threshold for 1/4; each further one fits the tail
-    of `{x > threshold}` and takes the threshold for `(4 density)^(1/(M-1))` of that. A
-    single stage, or a density of 1/4 or more, takes the threshold for `density` itself.
+    the moments of `x` and takes the threshold that 1/4 of the values exceed. Each later
+    stage fits the tail `{x > threshold}` and takes the threshold that a fraction
+    `(4 density)^(1/(M-1))` of the tail exceeds. With a single stage, or a density of
+    1/4 or more, the first threshold is the one for `density`.
 
-    Without `stages`, every worker starts with M = 1 and changes it every 5 steps: one
-    less where it selected more than 1.2 times its target on average, one more below 0.8
-    times, within [1, `ceil(log2(1 / density))`].
+    Without `stages`, every worker starts with M = 1 and may change M every 5 steps: one
+    less if the worker selected more than 1.2 times its target on average, and one more
+    below 0.8 times, within [1, `ceil(log2(1 / density))`].
 
     Args:
       density: fraction of the coordinates that each worker aims at, in (0, 1].
       fit: "exponential", "generalized_pareto", or "gamma" with Pareto tails.
-      stages: fixed number M of stages; None adapts it.
+      stages: fixed number M of stages; None adapts M.
       capacity: slots per worker; by default `1.2 max(1, floor(density n))`.
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
       axis_name: see `sparsejax.sparsify`.
@@ -50,9 +51,9 @@ def sidco(
     Returns:
       An optax transformation, with a float32 residual [n] per worker.
 
-    Departs from the paper: one threshold for the whole vector by default, not one per
-    leaf. A threshold never exceeds the largest magnitude, so that at least one
-    coordinate is sent where the fit fails. Quantiles of the gamma distribution are
+    Departs from the paper: by default there is one threshold for the whole vector, and
+    not one per leaf. A threshold never exceeds the largest magnitude, so at least one
+    coordinate is sent even if the fit fails. Quantiles of the gamma distribution are
     exact. Coordinates that do not fit the message wait, at evenly strided ranks.
 
     Example:

@@ -17,12 +17,13 @@ def sign_majority(
 ) -> optax.GradientTransformationExtraArgs:
     """Every coordinate moves by `scale` in the direction of most workers' signs.
 
-    `update = scale sign(sum_r sign(g_r))`, and 0 where the votes are equal. Nothing is
-    kept: where the signs are wrong on average, so is the update.
+    `update = scale sign(sum_r sign(g_r))`, and 0 if the votes are equal. There is no
+    residual: if most signs are wrong, the update is wrong too.
 
     Args:
-      scale: how far a vote moves a coordinate; None for the root mean square of the
-        workers' gradients over about ten steps: learning rates of `dense` fit.
+      scale: the distance by which a vote moves a coordinate; None for the root mean
+        square of the workers' gradients over about ten steps, to which learning rates
+        of `dense` fit.
       axis_name: see `sparsejax.sparsify`.
       nonfinite: see `sparsejax.sparsify`. A dropped worker's gradient counts as 0.
 
@@ -30,12 +31,12 @@ def sign_majority(
       An optax transformation, without a residual.
 
     Example:
-      The published step is small, as every coordinate moves by all of it:
+      The published step is small, since every coordinate moves by the whole step:
 
       >>> import optax, sparsejax
       >>> tx = optax.chain(sparsejax.sign_majority(), optax.sgd(1e-4))
 
-      Signum votes with the signs of local momentum:
+      Signum: workers vote with the signs of local momentum:
 
       >>> tx = optax.chain(
       ...     sparsejax.per_worker(optax.ema(0.9, debias=False)),

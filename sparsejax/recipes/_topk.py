@@ -30,15 +30,15 @@ def topk(
 
         update = (1/w) sum_r acc_r[S_r],    residual_r = acc_r outside of S_r,
 
-    with `pairs`; with `union` every worker also delivers its values at the others'
-    coordinates, so that more arrives and more is sent.
+    with `pairs`. With `union` every worker also delivers its values at the others'
+    coordinates, so workers send and receive more.
 
     Args:
       density: fraction of the coordinates that each worker sends, in (0, 1], or a
-        schedule of it; the update has up to w times as many.
+        schedule; the update has up to w times as many coordinates.
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       axis_name: see `sparsejax.sparsify`.
-      exchange: one that delivers overlapping choices; by default `exchanges.pairs()`.
+      exchange: an exchange for overlapping choices; by default `exchanges.pairs()`.
       value_dtype: see `sparsejax.exchanges.pairs`; other exchanges have their own.
       capacity: slots per worker; by default k.
       nonfinite: see `sparsejax.sparsify`.

@@ -18,22 +18,25 @@ def zen(
     axis_name: AxisName = "data",
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
-    """The mean of all gradients, without sending a zero: lossless.
+    """The exact mean of all gradients; only non-zeros are sent.
 
-    `update = (1/w) sum_r g_r`, as `dense`, for embedding tables and other leaves whose
-    gradients are mostly rows of zeros. Each worker sends its non-zero rows to their
-    owners, picked by a hash; owners add up and send the non-zero sums to everybody.
+    `update = (1/w) sum_r g_r`, as with `dense`, for embedding tables and other leaves
+    whose gradients are mostly rows of zeros. A hash picks an owner for each row. Each
+    worker sends its non-zero rows to their owners; the owners add them and send the
+    non-zero sums to all workers.
 
-    If a worker has more non-zeros than `max_density`, or more than expected meet at one
-    owner, all workers average that step densely; `report.details.overflow` says so.
-    `sparsejax.wire_bytes(tx, params, workers=w).least` is the size of a usual step.
+    If the non-zeros of a worker exceed `max_density`, or more than expected meet at one
+    owner, all workers average densely in that step, and `report.details.overflow` is
+    True. `sparsejax.wire_bytes(tx, params, workers=w).least` is the size of a usual
+    step.
 
-    Give it the sparse leaves only: rows have the greatest common size over all leaves.
+    Apply `zen` to the sparse leaves only: the size of a row is the greatest common
+    divisor over all leaves.
 
     Args:
-      max_density: the fraction of all rows, or coordinates, that fits, in (0, 1].
+      max_density: the fraction of all rows, or coordinates, that fit, in (0, 1].
       densification: see `sparsejax.exchanges.hashed_owners`.
-      rows: whether leaves [V, D] are taken as V rows; otherwise one by one.
+      rows: whether leaves [V, D] are sent as V rows, or else by coordinates.
       owners: see `sparsejax.exchanges.hashed_owners`.
       axis_name: see `sparsejax.sparsify`.
       nonfinite: see `sparsejax.sparsify`.
@@ -41,8 +44,8 @@ def zen(
     Returns:
       An optax transformation, without a residual.
 
-    Departs from the paper: the map to owners is a keyed bijection and not a hash table;
-    messages are padded to static sizes.
+    Departs from the paper: the map to owners is a keyed bijection instead of a hash
+    table, and messages are padded to static sizes.
 
     Example:
       >>> import optax, sparsejax

@@ -1,4 +1,4 @@
-"""The exact sum of sparse vectors: pushed to hashed owners, added there, pulled."""
+"""The exact sum of sparse vectors: hashed owners add all values of their units."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class HashedOwnersDetails(NamedTuple):
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
       density_after: Float[], density of the sum.
-      densification: Float[], their ratio, up to w; 0 where nothing was sent, and below
-        1 where sums cancel.
-      push_imbalance: Float[], the longest list that a worker sent over the mean of its
-        lists, at worst; at least 1.
-      pull_imbalance: Float[], the most non-zero sums of an owner over the mean.
-      overflow: Bool[], whether something did not fit, so that the step was dense.
-        Imbalances are then those of the attempt.
+      densification: Float[], their ratio, up to w; 0 if nothing was sent, and below 1
+        if sums cancel.
+      push_imbalance: Float[], the longest list over the mean list of a worker, for the
+        worst worker; at least 1.
+      pull_imbalance: Float[], the largest number of non-zero sums of an owner over the
+        mean number.
+      overflow: Bool[], whether something did not fit, so the step was dense. The
+        imbalances then describe the attempt.
     """
 
     density_before: Float[Array, ""]
@@ -51,15 +52,15 @@ class HashedOwnersDetails(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Which units go where in a step, and in messages of which sizes.
+    """The owners of the units in one step, and the sizes of the messages.
 
     Attributes:
-      owners: the map from units to them.
-      units: static.
-      sizes: static.
+      owners: the map from units to owners.
+      units: static, the units.
+      sizes: static, the sizes of the messages.
       worker_count: static, w.
-      key: Int32[], replicated: the step, so that a support that overflows in one step
-        does not overflow in all of them.
+      key: Int32[], replicated: the step, so a support that overflows in one step does
+        not overflow in all steps.
     """
 
     owners: _owners.OwnerMap
@@ -75,34 +76,34 @@ def hashed_owners(
     densification: float | None = None,
     owners: str = "permutation",
 ) -> Exchange:
-    """Every coordinate has an owner, who sums all workers' values of it.
+    """Every coordinate has an owner, a worker who sums all workers' values there.
 
-    1. Push: each worker sorts its non-zeros by owner and sends each owner its list
+    1. Push: each worker sorts its non-zeros by owner and sends each owner a list
        (all-to-all).
-    2. Each owner adds the lists up, one worker at a time.
-    3. Pull: each owner sends its non-zero sums to everybody (all-gather), with their
-       places as a list or as a bitmap over the places that it owns, or all its sums,
-       whichever has the fewest bytes. The facts of the report ride along.
+    2. Each owner adds the lists, one worker at a time.
+    3. Pull: each owner sends its non-zero sums to all workers (all-gather), in the
+       shortest of three forms: with a list of places, with a bitmap over its places, or
+       all its sums. The same message carries the facts of the report.
 
-    A hash picks owners, so that they share the work evenly wherever the non-zeros lie;
-    the step is its key, so that a support that overflows in one step does not overflow
-    in all of them. Messages have fixed sizes: if anything does not fit anywhere, all
-    workers agree to average densely in this step, and the report says so. The update is
-    the same in either case.
+    A hash picks the owners, so they share the work evenly wherever the non-zeros lie.
+    The step is the key of the hash, so a support that overflows in one step does not
+    overflow in all steps. Messages have fixed sizes. If anything does not fit, all
+    workers average densely in this step, and the report says so; the update is the same
+    in both cases.
 
-    Received per worker, for d non-zeros per coordinate, growing g times in the sum:
-    `(w-1)/w (2 d + g d + 1/32)` of 4 n bytes with 32-bit indices and a bitmap, and in
-    proportion where indices take 16 bits (an owner has less than 65536 places) or an
-    index stands for a row.
+    With d non-zeros per coordinate, and g times as many in the sum, a worker receives
+    `(w-1)/w (2 d + g d + 1/32)` of 4 n bytes with 32-bit indices and a bitmap. Indices
+    take 16 bits if an owner has less than 65536 places, and an index may stand for a
+    row: both reduce the bytes in proportion.
 
     Args:
       max_density: the largest density of a worker's vector that has to fit, in (0, 1];
         by default the sparsifier's slots.
-      densification: how many times denser the sum is than one vector, in [1, w]; larger
-        values are taken as w. By default as for independent supports,
+      densification: the density of the sum over the density of one vector, in [1, w];
+        larger values are taken as w. The default is that of independent supports,
         `(1 - (1-d)^w) / d`.
-      owners: "permutation", which ranks by owner, or "hierarchical_hash", which fills
-        tables as in the paper and needs a whole vector at each owner.
+      owners: "permutation", which sorts slots by owner, or "hierarchical_hash", which
+        fills tables as in the paper and needs a whole vector at each owner.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
@@ -194,7 +195,7 @@ def hashed_owners(
 
 
 def _details(value: float) -> HashedOwnersDetails:
-    """Details with `value` for every number, and without an overflow."""
+    """Details in which every number is `value`, without an overflow."""
     number = jnp.asarray(value, jnp.float32)
     return HashedOwnersDetails(
         number, number, number, number, number, jnp.zeros((), jnp.bool_)
@@ -208,7 +209,7 @@ def _push(
     plan: _Plan,
     step: Step,
 ) -> tuple[Int[Array, "w c"], Float[Array, "w c *D"]]:
-    """All workers' lists for this one: places and values. Per worker."""
+    """Sends lists to the owners; returns the received places and values. Per worker."""
     units, area = plan.units.number, plan.sizes.area
     indices = indices.at[lists.slots].get(mode="fill", fill_value=units)
     values = values.at[lists.slots].get(mode="fill", fill_value=0)
@@ -224,10 +225,10 @@ def _push(
 def _add_up(
     places: Int[Array, "w c"], values: Float[Array, "w c *D"], area: int, counted: bool
 ) -> tuple[Float[Array, "area *D"], Int[Array, " area"] | None]:
-    """Sums of the lists, and how many workers contributed to each if `counted`."""
+    """The sums of the lists, and the contributors to each sum if `counted`."""
 
-    # One worker's list at a time: its places are unique, so that the order of
-    # additions is the workers' and the same wherever the program runs.
+    # The places of one worker's list are unique, and lists are added one by one, so the
+    # order of the additions is the same on every device.
     def add(j, carry):
         sums, contributors = carry
         sums = sums.at[places[j]].add(values[j], mode="drop")
@@ -248,7 +249,7 @@ def _encode(
     flags: Bool[Array, " area"],
     sizes: Sizes,
 ) -> tuple[Array, ...]:
-    """An owner's message: non-zero means, their places, and who contributed."""
+    """An owner's message: non-zero means, their places and their contributors."""
     if sizes.form == "dense":
         return (means, *_counts(contributors))
     words = _bits.pack(flags)
@@ -269,7 +270,7 @@ def _counts(contributors: Int[Array, " m"] | None) -> tuple[Any, ...]:
 def _decode(
     body: tuple[Array, ...], plan: _Plan, after: Int[Array, ""]
 ) -> tuple[Float[Array, "u *D"], Int[Array, " u"] | None]:
-    """The means of all owners' messages, and how many workers contributed to each."""
+    """The means in all owners' messages, and the number of contributors to each."""
     units, sizes = plan.units, plan.sizes
     ranks = jnp.arange(sizes.pull, dtype=jnp.int32)
     if sizes.form == "dense":
@@ -286,7 +287,7 @@ def _decode(
     index = plan.owners.unit(owner, places, plan.worker_count, plan.key)
     index = jnp.where(places < sizes.area, index, units.number).reshape(-1)
     means = units.split(_xla.late_zeros(units.n, after))
-    # Each unit has one owner: indices are unique.
+    # Each unit has one owner, so indices are unique.
     means = _xla.insert(means, index, values.reshape(-1, *units.shape))
     if not contributors:
         return means, None

@@ -1,6 +1,6 @@
 """Maps from units (coordinates, or rows) to owners: the workers that sum them.
 
-Every worker computes the map by itself. It has to spread any set of units evenly, since
+Every worker computes the whole map. A map has to spread any set of units evenly, since
 messages have a fixed size. Nothing here communicates.
 
 Shapes: `u` units, `w` workers, `k` slots of a choice, `c` slots of a list.
@@ -21,24 +21,26 @@ from sparsejax.vectors._mixing import mixed
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, UInt32
 
-# Hash functions tried in the tables of `hierarchical_hash`, and its sizes relative to
-# the non-zeros of an owner: main area, and serial area relative to the main one.
+# Constants of `hierarchical_hash`: the number of hash functions to try; the size of the
+# main area, relative to the non-zeros of an owner; and the size of the serial area,
+# relative to the main area.
 _ROUNDS = 3
 _LOAD = 2
 _SERIAL = 10
-# Room for chance in the serial area, in square roots of the main area. Tables are not
-# sent, so that it costs no byte. Without it, 30 of 600 coordinates on 8 workers
-# overflowed in 82 % of the steps, and 300 of 6000 in 3 %.
+# Extra slots of the serial area, in square roots of the main area. Tables are not sent,
+# so extra slots cost no bytes. Without them, 82 % of the steps overflowed with 30 of
+# 600 coordinates on 8 workers, and 3 % with 300 of 6000.
 _SPREAD = 4
 
 
 class Lists(NamedTuple):
-    """The slots of this worker's choice, by owner. Per worker.
+    """The slots of this worker's choice, listed by owner. Per worker.
 
     Attributes:
       slots: Int32[w, c], numbers of slots; empty places hold `k`.
-      counts: Int32[w], how many belong to each owner, whether they fit or not.
-      failed: Bool[], whether some were lost before they were listed.
+      counts: Int32[w], the number of slots of each owner, including those that do not
+        fit.
+      failed: Bool[], whether slots were lost before they were listed.
     """
 
     slots: Int[Array, "w c"]
@@ -47,16 +49,16 @@ class Lists(NamedTuple):
 
 
 class OwnerMap(NamedTuple):
-    """A map from units to owners, and to places at an owner.
+    """A map from units to owners, and to places at the owner.
 
     Attributes:
       split: `(indices [k], units, worker_count, length, key []) -> Lists` with
         `c = length`. Empty slots of `indices` hold `units`.
-      size: `(units, worker_count) -> int`, static: places of an owner.
-      place: `(indices, worker_count) -> Int32`, at its owner, of each unit.
+      size: `(units, worker_count) -> int`, static: the number of places of an owner.
+      place: `(indices, worker_count) -> Int32`, the place of each unit at its owner.
       unit: `(owner, place, worker_count, key []) -> Int32`, the unit at that place.
-      dense: whether an owner owns all of its places: then it can send a bitmap of
-        them, or all of their values.
+      dense: whether all places of an owner belong to its own units. An owner can then
+        send a bitmap of its places, or the values of all places.
     """
 
     split: Callable[..., Lists]
@@ -69,10 +71,11 @@ class OwnerMap(NamedTuple):
 def mix(
     x: Int[Array, " *shape"], key: Int[Array, ""] | int
 ) -> UInt32[Array, " *shape"]:
-    """A well-mixed hash UInt32[...] of `x` under `key`."""
+    """UInt32[...]: a well-mixed hash of `x` under `key`."""
     key = jnp.asarray(key).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
     x = x.astype(jnp.uint32)
-    # Twice: a key that is only added in front would shift the same sequence.
+    # Hashed twice: after one hash, which first adds the key to `x`, another key would
+    # only shift the sequence.
     return mixed(mixed(x, key), key)
 
 
@@ -83,15 +86,15 @@ def _below(hashed: UInt32[Array, " *shape"], bound: int) -> Int[Array, " *shape"
 def permutation() -> OwnerMap:
     """A keyed bijection from `[0, w L)` to (owner, place), `L = ceil(u / w)`.
 
-    Group `s` are the units `s w, ..., s w + w - 1`. Every owner has one of each group,
-    at place `s`; the group is dealt out from an owner that a hash of `s` picks:
+    Group `s` consists of the units `s w, ..., s w + w - 1`. Every owner has one unit of
+    each group, at place `s`. A hash of `s` picks the owner of the group's first unit:
 
         owner(x) = (x mod w + hash(x // w)) mod w,    place(x) = x // w.
 
-    The inverse is as simple, and an owner has exactly L places, of which it keeps no
-    list. Units of different groups have independent owners and those of one group
-    different ones, so that loads are at least as even as with an ideal hash function.
-    Ascending units have ascending places.
+    The inverse is as simple. An owner has exactly L places and needs no list of them.
+    Units of one group have different owners, and units of different groups independent
+    owners, so loads are at least as even as with an ideal hash function. Ascending
+    units have ascending places.
     """
 
     def split(indices, units, worker_count, length, key):
@@ -113,15 +116,16 @@ def permutation() -> OwnerMap:
 
 
 def hierarchical_hash() -> OwnerMap:
-    """Lists made by hashing into tables, as published, instead of by ranking.
+    """Makes the lists by hashing into tables, as published, instead of by sorting.
 
-    `h0` picks the owner of a unit. Each worker has a table per owner of about twice
-    the non-zeros that fall to the owner. Those without a place try one that the next of
-    three hash functions picks, and read back whether they got the place; the last ones
-    are ranked into a serial area. The tables' occupied places are sent, and a step in
-    which that area is too small is a dense one.
+    A hash function `h0` picks the owner of a unit. Each worker has a table for each
+    owner, with about twice as many places as the owner has non-zeros. Each of three
+    hash functions in turn picks a place for every unit without one; the unit writes
+    itself there and reads back whether the place is its own. Units that are left over
+    are ranked into a serial area. The occupied places of the tables are sent. If the
+    serial area is too small, the step is dense.
 
-    Owners add up into a whole vector, as they hold no list of their own units.
+    Owners add into a whole vector, as they have no list of their own units.
 
     References:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
@@ -143,7 +147,7 @@ def hierarchical_hash() -> OwnerMap:
             place = owner * width + _below(mix(indices, key + 7919 * (i + 1)), main)
             free = table.at[place].get(mode="fill", fill_value=-1) == k
             aim = jnp.where(waiting & free, place, nowhere)
-            # The least of the writers wins, so that the outcome is defined.
+            # The writer with the smallest number wins, so the outcome is defined.
             table = table.at[aim].min(ids, mode="drop")
             waiting = waiting & (table.at[aim].get(mode="fill", fill_value=-1) != ids)
         late = _lists(jnp.where(waiting, owner, worker_count), worker_count, serial)
@@ -164,7 +168,7 @@ def hierarchical_hash() -> OwnerMap:
 
 
 def _lists(owner: Int[Array, " k"], worker_count: int, length: int) -> Lists:
-    """Slots with `owner` [k] = 0, 1, ..., w - 1, each in ascending order."""
+    """Lists the slots of each owner in ascending order; `owner` [k] is per slot."""
     ranks = jnp.arange(worker_count, dtype=jnp.int32)
     slots, counts = _compact(owner[None] == ranks[:, None], length)
     return Lists(slots, counts, jnp.zeros((), jnp.bool_))
@@ -173,7 +177,7 @@ def _lists(owner: Int[Array, " k"], worker_count: int, length: int) -> Lists:
 def _compact(
     flags: Bool[Array, "w k"], length: int
 ) -> tuple[Int[Array, "w c"], Int[Array, " w"]]:
-    """Where each row of `flags` is set, empty slots `k`; and at how many places."""
+    """The set positions in each row of `flags`, empty slots `k`, and their number."""
     k = flags.shape[1]
     words = jax.vmap(_bits.pack)(flags)
     counts = jnp.sum(_bits.popcount(words), axis=1, dtype=jnp.int32)

@@ -32,9 +32,9 @@ class RecursiveDoublingDetails(NamedTuple):
     Attributes:
       density_before: Float[], mean density of the workers' gradients.
       density_after: Float[], density of the sum.
-      densification: Float[], their ratio, up to w; 0 where nothing was sent, and below
-        1 where sums cancel.
-      overflow: Bool[], whether something did not fit, so that the step was dense.
+      densification: Float[], their ratio, up to w; 0 if nothing was sent, and below 1
+        if sums cancel.
+      overflow: Bool[], whether something did not fit, so the step was dense.
     """
 
     density_before: Float[Array, ""]
@@ -50,21 +50,22 @@ def recursive_doubling(
 
     After round i each group of 2^i workers holds the sum of its lists. Workers beyond
     the largest power of two give their list to a partner before the first round. The
-    last round is an all-gather, each worker sending a share of its group's list: so
-    all workers, those beyond included, come to hold both halves, and add them up in
-    the same order. The facts of the report ride along.
+    last round is an all-gather in which each worker sends a share of its group's list.
+    So all workers, also those beyond the power of two, receive both halves and add them
+    in the same order. The same message carries the facts of the report.
 
-    Received per worker among `w = 2^p`, for d non-zeros per coordinate growing g_j
-    times in the sum of j workers: `2 d (sum_{i < p-1} g_(2^i) + 2 (w-1)/w g_(w/2))` of
-    4 n bytes with 32-bit indices. Messages have fixed sizes; if anything does not fit,
-    all workers agree to average densely in this step, and the report says so.
+    With `w = 2^p` workers, d non-zeros per coordinate, and g_j times as many in the sum
+    of j workers, a worker receives
+    `2 d (sum_{i < p-1} g_(2^i) + 2 (w-1)/w g_(w/2))` of 4 n bytes with 32-bit indices.
+    Messages have fixed sizes. If anything does not fit, all workers average densely in
+    this step, and the report says so.
 
     Args:
       max_density: the largest density of a worker's vector that has to fit, in (0, 1];
         by default the sparsifier's slots.
-      densification: how many times denser the sum is than one vector, in [1, w]; larger
-        values are taken as w. By default as for independent supports,
-        `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
+      densification: g, the density of the sum over the density of one vector, in
+        [1, w]; larger values are taken as w. The default is that of independent
+        supports, `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
@@ -83,8 +84,8 @@ def recursive_doubling(
       ...     memory=memories.error_feedback(),
       ... )
 
-    Departs from the paper: SparCML swaps whole lists in the last round too, which costs
-    half as much, but leaves equal values that nothing proves to be equal.
+    Departs from the paper: SparCML also swaps whole lists in the last round. That costs
+    half as much, but jax cannot check that the resulting values are equal.
 
     References:
       Renggli et al., "SparCML: High-Performance Sparse Communication for Machine
@@ -106,7 +107,7 @@ def recursive_doubling(
         gathered = workers.gather(_codec.pack(message))
         facts, parts = _codec.unpack(gathered, message)
         total = _whole_sum(parts.decode(), units.number, sizes, count)
-        # The same on all workers: whether the sum of both halves fits.
+        # All workers know whether the sum of both halves fits.
         facts = facts._replace(failed=facts.failed | total.lost)
         after = jnp.sum(
             jnp.any(total.values.reshape(total.indices.size, -1) != 0, axis=1),
@@ -139,7 +140,7 @@ def recursive_doubling(
 
 
 def _details(value: float) -> RecursiveDoublingDetails:
-    """Details with `value` for every number, and without an overflow."""
+    """Details in which every number is `value`, without an overflow."""
     number = jnp.asarray(value, jnp.float32)
     return RecursiveDoublingDetails(number, number, number, jnp.zeros((), jnp.bool_))
 
@@ -147,7 +148,7 @@ def _details(value: float) -> RecursiveDoublingDetails:
 def _half_sum(
     mine: SparseList, units: int, sizes: tuple[int, ...], workers: Workers
 ) -> tuple[SparseList, SparseList]:
-    """All rounds but the last: the sum of a half, and this worker's share of it."""
+    """Runs all rounds but the last; returns this worker's share of its half's sum."""
     count, index = workers.count(), workers.index()
     rounds = count.bit_length() - 1
     core, extra = 1 << rounds, count - (1 << rounds)
@@ -164,7 +165,7 @@ def _half_sum(
         return merge(mine, got, units, size)
 
     if extra:
-        # Workers beyond the power of two give their lists to the first ones.
+        # Workers beyond the power of two give their lists to the first workers.
         pairs = [(core + i, i) for i in range(extra)]
         pairs += [(i, core + i) for i in range(extra)]
         mine = add(mine, pairs, index < extra, sizes[2])
@@ -186,7 +187,7 @@ def _half_sum(
 def _whole_sum(
     parts: SparseList, units: int, sizes: tuple[int, ...], count: int
 ) -> SparseList:
-    """The last round: the sum of both halves, from the shares [w, length] of all."""
+    """Runs the last round: the sum of both halves, from all shares [w, length]."""
     core = 1 << (count.bit_length() - 1)
     chunks = max(1, core // 2)
 

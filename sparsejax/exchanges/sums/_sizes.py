@@ -17,8 +17,8 @@ from sparsejax.vectors import _bits, _codec
 # lists for c = 9, among the owners for c = 6 (Wang et al.).
 _PUSH_SLACK, _PULL_SLACK = 9, 6
 
-# Room for the size of a union to exceed its expectation, in standard deviations of a
-# Poisson number, which is an upper bound for independent supports.
+# Extra slots for a union that is larger than expected, in standard deviations of a
+# Poisson number, an upper bound for independent supports.
 _SIGMAS = 4
 
 
@@ -26,10 +26,10 @@ class Sizes(NamedTuple):
     """Static sizes of the messages of a step of `hashed_owners`.
 
     Attributes:
-      area: places of an owner.
+      area: the number of places of an owner.
       push: slots of a list.
       pull: slots for the non-zero sums of an owner.
-      form: how those are sent: "indices", "bitmap" or "dense".
+      form: the form of these sums on the wire: "indices", "bitmap" or "dense".
     """
 
     area: int
@@ -41,10 +41,10 @@ class Sizes(NamedTuple):
 def check_sizes(
     max_density: Any, densification: Any
 ) -> tuple[float | None, float | None]:
-    """Both as floats or None.
+    """Returns both arguments as floats or None.
 
     Raises:
-      TypeError: if one is neither a number nor None.
+      TypeError: if an argument is neither a number nor None.
       ValueError: if `max_density` is outside (0, 1], or `densification` below 1 or not
         finite.
     """
@@ -79,7 +79,7 @@ def lengths(
     max_density: float | None,
     densification: float | None,
 ) -> tuple[int, ...]:
-    """Slots of the sum of j workers' lists at position j, from 1 to w."""
+    """At position j, from 1 to w, the slots for the sum of j workers' lists."""
     expected = _expected(units, slots, max_density)
     made = [0, expected]
     for j in range(2, worker_count + 1):
@@ -92,7 +92,7 @@ def lengths(
 
 
 def _expected(units: int, slots: int, max_density: float | None) -> int:
-    """How many units of one worker have to fit."""
+    """The number of units of one worker that have to fit."""
     if max_density is None:
         return slots
     return max(1, min(slots, math.ceil(max_density * units)))
@@ -101,11 +101,11 @@ def _expected(units: int, slots: int, max_density: float | None) -> int:
 def _densified(
     density: float, workers: int, densification: float | None, of: int
 ) -> float:
-    """Expected densification among `of` out of `workers` workers.
+    """The expected densification of the sum of `of` out of `workers` workers.
 
-    By default as for independent supports, `(1 - (1 - d)^of) / d`. With a given one, g
-    for all workers, `of^(log g / log w)`: between no growth for g = 1 and full growth
-    for g = w.
+    Without a given densification, that of independent supports, `(1 - (1 - d)^of) / d`.
+    With g given for all workers, `of^(log g / log w)`: no growth for g = 1, and full
+    growth for g = w.
     """
     if densification is None:
         return (1 - (1 - density) ** of) / density if density else float(of)
@@ -115,13 +115,13 @@ def _densified(
 
 
 def _even(total: int, worker_count: int, slack: int) -> int:
-    """Slots that hold the largest of `worker_count` shares of `total`, very likely."""
+    """Slots that very likely hold the largest of `worker_count` shares of `total`."""
     spread = math.sqrt(slack * worker_count * math.log(worker_count) / total)
     return math.ceil((1 + spread) * total / worker_count)
 
 
 def _form(owners: OwnerMap, area: int, pull: int, width: int) -> str:
-    """The form of the owners' messages with the fewest bytes."""
+    """The form with the fewest bytes for the owners' messages."""
     value = 4 * width
     bytes_of = {"indices": _codec.plain(pull, area).size + pull * value}
     if owners.dense:

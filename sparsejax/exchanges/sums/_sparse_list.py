@@ -1,4 +1,4 @@
-"""Sparse vectors as ascending lists that travel and merge.
+"""Sparse vectors as ascending lists, to encode and to merge.
 
 Nothing here communicates. Shapes: `u` units, `m` slots of a list.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class SparseList(NamedTuple):
-    """A sparse vector: ascending indices [m], empty slots `u`, at the end.
+    """A sparse vector: ascending indices [m], with empty slots `u` at the end.
 
     Attributes:
       indices: Int32[m].
       values: Float[m, ...].
-      many: Int32[m], how many workers contributed; () where nobody asks.
-      lost: Bool[], whether entries were lost for want of slots.
+      many: Int32[m], the number of contributing workers; () if not counted.
+      lost: Bool[], whether entries were lost for lack of slots.
     """
 
     indices: Int[Array, " m"]
@@ -41,7 +41,7 @@ class SparseList(NamedTuple):
         slots: int,
         counted: bool,
     ) -> Self:
-        """One worker's choice as a list of at most `slots`; `counted`: with `many`."""
+        """A worker's choice as a list of at most `slots`, with `many` if `counted`."""
         used = indices < units
         many = used.astype(jnp.int32) if counted else ()
         lost = jnp.sum(used, dtype=jnp.int32) > slots
@@ -49,7 +49,7 @@ class SparseList(NamedTuple):
         return jax.tree.map(lambda x: x[:slots] if x.ndim else x, whole)
 
     def padded(self, units: int, slots: int) -> Self:
-        """The same in `slots` slots, which are more."""
+        """The same list with more slots, `slots`."""
 
         def pad(x, fill):
             width = [(0, slots - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
@@ -61,26 +61,26 @@ class SparseList(NamedTuple):
         )
 
     def encode(self, units: int) -> Self:
-        """The list as it travels."""
+        """The list with encoded indices, for a message."""
         many = self.many.astype(jnp.uint16) if not isinstance(self.many, tuple) else ()
         codes = _codec.plain(self.indices.size, units).encode(self.indices)
         return self._replace(indices=codes, many=many)
 
     def decode(self) -> Self:
-        """The list that `encode` was called on."""
+        """Undoes `encode`."""
         many = self.many.astype(jnp.int32) if not isinstance(self.many, tuple) else ()
         return self._replace(indices=self.indices.astype(jnp.int32), many=many)
 
 
 def merge(a: SparseList, b: SparseList, units: int, slots: int) -> SparseList:
-    """The sum of two lists in `slots` slots; `a + b` and `b + a` are equal bitwise."""
+    """The sum of two lists, in `slots` slots; bitwise equal for `a, b` and `b, a`."""
 
     def places(mine, other):
         below = jnp.searchsorted(other, mine, side="left").astype(jnp.int32)
         same = other.at[below].get(mode="fill", fill_value=-1) == mine
         same = (same & (mine < units)).astype(jnp.int32)
         order = jnp.arange(mine.size, dtype=jnp.int32)
-        # Less one for each pair that has become one entry before.
+        # Minus one for each earlier pair that became one entry.
         place = order + below - (jnp.cumsum(same, dtype=jnp.int32) - same)
         return jnp.where(mine < units, place, slots), jnp.sum(same, dtype=jnp.int32)
 
@@ -89,7 +89,7 @@ def merge(a: SparseList, b: SparseList, units: int, slots: int) -> SparseList:
     def joined(x, y, fill, add):
         out = vary_like(jnp.full((slots, *x.shape[1:]), fill, x.dtype), x)
         out = out.at[at_a].set(x, mode="drop").at[at_b]
-        # Places are unique within each list, so that nothing depends on an order.
+        # Places are unique within each list, so the result does not depend on an order.
         return out.add(y, mode="drop") if add else out.set(y, mode="drop")
 
     used = jnp.sum(a.indices < units, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Delivery of an exact sparse sum, or of a dense one where a message is too small."""
+"""Delivers an exact sparse sum, or a dense sum if a message is too small."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Facts(NamedTuple):
-    """A worker's facts about a step; they ride in a message. Per worker.
+    """A worker's facts about a step, sent with another message. Per worker.
 
     Attributes:
-      demand: Int32[], units that qualified.
+      demand: Int32[], the number of units that qualified.
       threshold: Float[].
       dropped: Bool[].
       failed: Bool[], whether something did not fit.
@@ -32,17 +32,17 @@ class Facts(NamedTuple):
 
     @classmethod
     def of(cls, choice: Choice, failed: Bool[Array, ""], step: Step) -> Facts:
-        """The facts of `choice`; a lossless one without room for all has failed too."""
+        """The facts of `choice`; a lossless choice with too few slots has failed."""
         if step.lossless:
             failed = failed | (choice.demand > indices_of(choice).size)
         return cls(choice.demand, choice.threshold, jnp.asarray(step.dropped), failed)
 
 
 def counts_contributors(step: Step) -> bool:
-    """Whether `deliver_sum` needs to know how many workers contributed to each unit.
+    """Whether `deliver_sum` needs the number of workers that contributed to each unit.
 
-    Then the cast to the gradient's dtypes rounds the mean, and the error is shared by
-    those who sent something there.
+    True if the cast to the gradient's dtypes rounds the mean: the contributors then
+    share the error.
     """
     return not step.lossless and not step.layout.exact
 
@@ -57,21 +57,21 @@ def deliver_sum(
     details: Callable[[Float[Array, ""], Float[Array, ""], Bool[Array, ""]], Any],
     step: Step,
 ) -> Delivery:
-    """Delivers the sum that was made, or where something did not fit, a dense one.
+    """Delivers the sparse sum, or a dense sum if something did not fit.
 
-    Lossless methods then sum whole vectors. Others sum the choices, and deliver the
-    same coordinates as with a sparse sum.
+    For a dense sum, lossless methods sum whole vectors. Other methods sum the choices,
+    and deliver the same coordinates as with a sparse sum.
 
     Args:
       vector: Float[n], per worker.
-      choice: with indices, per worker.
-      values: of the choice, per worker.
-      facts: of all workers, [w]; replicated.
-      decode: `() -> (mean Float[u, ...], contributors Int32[u])`, replicated; without
-        contributors, None, where `counts_contributors` is False.
-      after: Int32[], non-zero units of the sum, replicated.
-      details: `(before, after, overflow)` to the details of the report.
-      step: of the exchange.
+      choice: a choice with indices, per worker.
+      values: the values of the choice, per worker.
+      facts: the facts of all workers, [w], replicated.
+      decode: `() -> (mean Float[u, ...], contributors Int32[u])`, replicated;
+        contributors are None if `counts_contributors` is False.
+      after: Int32[], the number of non-zero units of the sum, replicated.
+      details: `(before, after, overflow) -> details` of the report.
+      step: the step.
     """
     units, workers, count = Units.of(choice, step.n), step.workers, step.w
     indices = indices_of(choice)
@@ -129,10 +129,10 @@ def _left(
     units: Units,
     count: int,
 ) -> Float[Array, " kD"]:
-    """The part of `error` that this worker keeps; the `count` workers' mean is all."""
+    """This worker's part of `error`; the mean of all `count` parts is `error`."""
     left = units.values(error, indices)
     if contributors is not None:
-        # Shared by those who sent something there, so that no mass is lost.
+        # The contributors share the error, so no mass is lost.
         many = contributors.at[indices].get(mode="fill", fill_value=1)
         part = count / jnp.maximum(many, 1).astype(jnp.float32)
         left = left * part.reshape(-1, *(1 for _ in units.shape))
