@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from sparsejax._checks import path_name
-from sparsejax._layout import Layout, Structure
+from sparsejax._layout import Layout
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
 from sparsejax.placement._markers import drop_worker_axis
@@ -21,7 +22,10 @@ def check_init(params: Any, workers: Workers) -> None:
 
 
 def enter(
-    updates: Any, state: Any, workers: Workers, method: str
+    updates: Any,
+    state: Any,
+    workers: Workers,
+    first: Callable[[Layout, int], Any],
 ) -> tuple[Layout, Any]:
     """The layout of the gradients and this worker's state, without its leading axis.
 
@@ -34,10 +38,28 @@ def enter(
     refuse_wrappers("update")
     workers.require_bound("update")
     layout = Layout.of(updates)
-    state.structure.check(Structure.of(layout.leaves, method))
+    _check_made(state, jax.eval_shape(lambda: first(layout, workers.count())))
     _check_whole("update", updates, workers)
     _check_local(updates, workers, state)
     return layout, drop_worker_axis(state, workers)
+
+
+def _check_made(state: Any, expected: Any) -> None:
+    """Raises ValueError if `state` is not as a first state of the transformation."""
+    if isinstance(state, type(expected)):
+        state.structure.check(expected.structure)
+    if jax.tree.structure(state) == jax.tree.structure(expected):
+        return
+    had, wanted = (
+        {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (state, expected)
+    )
+    others = ", ".join(f"`{name}`" for name in sorted(had ^ wanted)) or "their types"
+    raise ValueError(
+        f"update: the state was not made by this transformation: they differ in "
+        f"{others}. Pass a state of its `init`. A checkpoint that was restored without "
+        f"a target is made of dicts and lists: restore it with one."
+    )
 
 
 def _check_whole(caller: str, tree: Any, workers: Workers) -> None:

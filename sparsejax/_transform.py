@@ -120,14 +120,14 @@ def sparsify(
     check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
     workers = Workers(axis_name)
     parts = _Parts(sparsifier, exchange, memory, workers)
+    first = functools.partial(_first_state, parts)
 
     def init(params):
         _entry.check_init(params, workers)
 
         def start(tree, axes=()):
-            layout = Layout.of(tree)
-            first = functools.partial(_first_state, parts, layout)
-            return allocate(first, workers, shard_axes=axes)
+            start_of_one = functools.partial(first, Layout.of(tree))
+            return allocate(start_of_one, workers, shard_axes=axes)
 
         if workers.bound():
             return start(params)
@@ -135,7 +135,7 @@ def sparsify(
 
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
-        layout, local = _entry.enter(updates, state, workers, parts.method)
+        layout, local = _entry.enter(updates, state, workers, first)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)
         if nonfinite == "drop":

@@ -10,6 +10,19 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sparsejax._checks import path_name
+from sparsejax.placement._markers import marks_of_leaves
+
+_ASTRAY = (
+    "Something per worker reached a replicated value: look for gradients or metrics "
+    "that bypass the exchange, for branches on per-worker values, and for "
+    "`check_vma=False`."
+)
+_OWN = (
+    "It is state that differs per worker, and its sharding says that it is replicated, "
+    "so that a checkpoint holds one worker's for all. Return the state with "
+    "`out_axes=0` from `jax.pmap`, and from `jax.shard_map` with `out_specs` of "
+    "`sparsejax.state_specs(state)`."
+)
 
 
 def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
@@ -37,13 +50,14 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     """
     devices = list(mesh.devices.flat)
     number = {device: i for i, device in enumerate(devices)}
+    paths = jax.tree_util.tree_leaves_with_path(tree)
     leaves = [
-        (path_name(path), _data(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        (path_name(path), _data(leaf), "per_worker" in around)
+        for (path, leaf), around in zip(paths, marks_of_leaves(tree), strict=True)
         if isinstance(leaf, jax.Array)
     ]
     digests = np.zeros((len(leaves), len(devices), 2), np.uint32)
-    for i, (name, leaf) in enumerate(leaves):
+    for i, (name, leaf, _) in enumerate(leaves):
         if not leaf.sharding.device_set <= set(devices):
             raise ValueError(
                 f"check_replicas: the leaf `{name}` lives on devices outside of the "
@@ -55,7 +69,7 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     if jax.process_count() > 1:
         # Every process filled in its own devices and left the others at zero.
         digests = multihost_utils.process_allgather(digests).sum(axis=0)
-    for i, (name, leaf) in enumerate(leaves):
+    for i, (name, leaf, own) in enumerate(leaves):
         first: dict[Any, Any] = {}
         parts = leaf.sharding.devices_indices_map(leaf.shape)
         for device in sorted(parts, key=number.__getitem__):
@@ -64,9 +78,7 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
             if (digests[i, number[device]] != digests[i, number[other]]).any():
                 raise ValueError(
                     f"check_replicas: the copies of `{name}` on {other} and {device} "
-                    f"differ. Something per worker reached a replicated value: look "
-                    f"for gradients or metrics that bypass the exchange, for branches "
-                    f"on per-worker values, and for `check_vma=False`."
+                    f"differ. {_OWN if own else _ASTRAY}"
                 )
 
 
