@@ -102,7 +102,7 @@ def test_seeds_share_one_compiled_step():
     [
         (["--recipe", "dense,none"], "unknown recipe 'none'; there are dense, exdyna"),
         (["--density", "1.5"], "density"),
-        (["--workers", "9"], "--workers: got 9, and there are 8 devices"),
+        (["--workers", "9"], "--workers: got 9, but jax has 8 devices"),
         (["--steps", "1"], "--steps: got 1"),
         (["--seeds", "0"], "--seeds: got 0"),
     ],

@@ -1,1 +1,1 @@
-"""`python -m sparsejax.bench`: is it worth it on your machines?"""
+"""`python -m sparsejax.bench`: shows whether sparsejax pays off on your machines."""

@@ -23,7 +23,7 @@ _ON_HOST = "SPARSEJAX_BENCH_HOST"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures, prints one table, and says which recipe to use."""
+    """Measures, prints one table, and names the recipe to use."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     options = parser.parse_args(argv)
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--recipe: unknown {unknown[0]!r}; one of {', '.join(RECIPES)}")
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
-        # Ended at once, it would leave hosts that go on computing.
+        # Without this handler, hosts would go on computing after SIGTERM.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         command = [sys.executable, "-m", "sparsejax.bench", *argv]
         try:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]:
-    # Each mode imports what only it needs.
+    # Each mode imports its own dependencies only.
     if options.mode == "sync":
         from sparsejax.bench import _sync
 
@@ -131,7 +131,7 @@ def _cell(value: Any) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sparsejax.bench",
-        description="Is it worth it on your machines? Times recipes against dense.",
+        description="Times recipes against dense: do they pay off on your machines?",
     )
     add = parser.add_argument
     add("mode", nargs="?", choices=MODES, default="sync", help="default: sync")
@@ -147,6 +147,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=10, help="timed rounds; default: %(default)s")
     add("--workers", type=int, default=4, help="virtual CPU devices without --hosts")
     add("--hosts", type=int, help="run on this many hosts made on this machine (root)")
-    add("--rate", default="1gbit", help="of their links; default: %(default)s")
+    add("--rate", default="1gbit", help="rate of their links; default: %(default)s")
     add("--json", type=pathlib.Path, metavar="FILE", help="also write the rows here")
     return parser

@@ -17,23 +17,23 @@ _SUBNET = "10.77.0"
 
 
 class HostsError(RuntimeError):
-    """Hosts could not be made; the message says what is missing."""
+    """Raised if hosts could not be made; the message names the missing part."""
 
 
 def run_on_hosts(
     count: int, rate: str, command: Sequence[str], *, timeout: float = 3600.0
 ) -> int:
-    """Runs `command` once on each of `count` hosts, and prints what the first prints.
+    """Runs `command` on each of `count` hosts, and prints the output of the first.
 
-    Each host is a network namespace with an address, a name and a link of its own,
+    Each host is a network namespace with its own address, name and link, which is
     limited to `rate` in both directions. jax finds the other processes through
     `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 
     Args:
-      count: how many hosts, from 1 to 200.
+      count: the number of hosts, from 1 to 200.
       rate: bit rate in the syntax of `tc`, such as "1gbit"; "none" for unlimited.
-      command: what to run; needs no knowledge of the hosts.
-      timeout: seconds after which all of them are ended.
+      command: the command to run, which need not know about the hosts.
+      timeout: seconds after which all hosts are ended.
 
     Returns:
       0, or the exit status of the first host that failed.
@@ -98,7 +98,7 @@ def _end(process: subprocess.Popen) -> None:
 
 @contextlib.contextmanager
 def _network(count: int, rate: str) -> Iterator[list[str]]:
-    """A bridge with `count` namespaces on it; all of it is removed again."""
+    """Makes a bridge with `count` namespaces, and removes them at the end."""
     tag = f"sj{os.getpid() % 100000}"
     names = [f"{tag}h{i}" for i in range(count)]
     try:

@@ -26,7 +26,7 @@ def _row(name: str, n: int, density: float, workers: int) -> dict[str, Any]:
     devices = jax.devices()
     if workers > len(devices):
         raise ValueError(
-            f"scale: {workers} workers need as many devices, there are {len(devices)}."
+            f"scale: {workers} workers need as many devices, jax has {len(devices)}."
         )
     mesh = jax.make_mesh(
         (workers,),

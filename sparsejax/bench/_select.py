@@ -15,8 +15,7 @@ from sparsejax.vectors._selection import compact, count_in, select_in
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-# Runs of one candidate inside one program: so that the time is the device's, and not
-# that of dispatching to it.
+# Runs of one candidate inside one program, to measure the device and not the dispatch.
 _INNER = 10
 
 
@@ -74,7 +73,7 @@ def measure(n: int, density: float, repeats: int) -> list[dict[str, Any]]:
 
 
 def _repeat(f: Callable, times: int, x: Float[Array, " n"], t: Float[Array, ""]):
-    """Runs `f(x, t)` at thresholds that differ, so that no run can be left out."""
+    """Runs `f(x, t)` at different thresholds, so XLA cannot merge runs."""
 
     def body(i, total):
         out = f(x, t * (1.0 + 1e-4 * i.astype(jnp.float32)))
@@ -84,5 +83,5 @@ def _repeat(f: Callable, times: int, x: Float[Array, " n"], t: Float[Array, ""])
 
 
 def _copies(x: Float[Array, " n"]) -> Float[Array, " n"]:
-    """As much traffic as `_INNER` copies: each element is read and written."""
+    """The memory traffic of `_INNER` copies: reads and writes each element."""
     return jax.lax.fori_loop(0, _INNER, lambda _, x: x * 1.0000001, x)

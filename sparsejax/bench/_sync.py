@@ -27,7 +27,7 @@ def measure(
     density: float,
     repeats: int,
 ) -> list[dict[str, Any]]:
-    """One row per recipe; bytes are those of a usual step, as medians of times are."""
+    """One row per recipe: median times, and the bytes of a usual step."""
     runs = {name: _Exchange(name, mesh, n, density) for name in recipes}
 
     def prepare(name, turn):
@@ -66,7 +66,7 @@ class _Exchange:
 
         def exchange(gradient, state):
             updates, state = tx.update(gradient[0], state)
-            # As a row of each worker, so that it may take the gradient's memory.
+            # One row per worker, so the updates can reuse the gradient's memory.
             return sparsejax.localize(updates)[None], state
 
         place = functools.partial(NamedSharding, mesh)
@@ -92,7 +92,7 @@ class _Exchange:
         self.gradient = zeros()
 
     def draw(self, step: int) -> None:
-        """Gradients of the next step, in the memory of the last update."""
+        """Draws the gradients of the next step, in the memory of the last update."""
         self.gradient = jax.block_until_ready(self._draw(self.gradient, step))
 
     def step(self) -> Float[Array, "w n"]:
@@ -104,7 +104,7 @@ class _Exchange:
 
 
 def _laplace(old: Float[Array, "1 n"], step: Any) -> Float[Array, "1 n"]:
-    """Laplace noise from a hash of coordinate, step and worker: fresh, and cheap."""
+    """Cheap fresh Laplace noise, from a hash of coordinate, step and worker."""
     worker = jax.lax.axis_index("data").astype(jnp.uint32)
     seed = worker * jnp.uint32(0x9E3779B9) + step.astype(jnp.uint32) * jnp.uint32(
         0x85EBCA6B

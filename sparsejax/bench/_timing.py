@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-# From an empty residual thresholds grow by some percent a step, which is not how a
-# training step usually finds them: rounds until they have settled.
+# Rounds until thresholds have settled. From an empty residual they grow by several per
+# cent per step, which is not the usual state in training.
 SETTLED = 12
 
 
@@ -23,13 +23,13 @@ def interleaved_medians(
 ) -> dict[str, float]:
     """Median milliseconds of each candidate.
 
-    All are run once per round, so that what slows the machine down slows all of them
-    down alike: their ratios mean more than their times.
+    Each round runs every candidate once, so a slow phase of the machine affects all
+    candidates alike: ratios are more reliable than times.
 
     Args:
-      candidates: name -> function; what it returns is waited for.
-      repeats: rounds that count.
-      warm_up: rounds before them.
+      candidates: name -> function; the timing waits for the function's result.
+      repeats: the number of timed rounds.
+      warm_up: the number of untimed rounds before.
       prepare: called with name and round before each run, untimed.
     """
     samples: dict[str, list[float]] = {name: [] for name in candidates}
@@ -45,7 +45,7 @@ def interleaved_medians(
 
 
 def meet() -> None:
-    """Waits until all processes are here."""
+    """Waits until all processes have called this function."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

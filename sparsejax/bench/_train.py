@@ -23,7 +23,7 @@ NO_EXCHANGE = "no exchange"
 def measure(
     recipes: list[str], mesh: jax.sharding.Mesh, density: float, repeats: int
 ) -> list[dict[str, Any]]:
-    """One row per recipe, and one for steps in which nothing is exchanged."""
+    """One row per recipe, and one row for steps without an exchange."""
     names = [NO_EXCHANGE, *recipes]
     runs = {name: _Training(name, mesh, density) for name in names}
     medians = interleaved_medians(
@@ -44,15 +44,15 @@ def measure(
 
 
 class _Training:
-    """One recipe's compiled step with all that it works on."""
+    """One recipe's compiled step, with parameters, optimizer state and data."""
 
     def __init__(self, name: str, mesh: jax.sharding.Mesh, density: float):
         place = functools.partial(NamedSharding, mesh)
         self.params = jax.jit(_init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
         if name == NO_EXCHANGE:
-            # Each worker trains by itself. Its parameters are typed per worker, which
-            # keeps them from being averaged.
+            # Each worker trains alone. Its parameters are typed per worker, so nothing
+            # averages them.
             tx, self.bytes_per_step = optax.sgd(1e-3), 0
             where = P("data")
             self.params = jax.jit(

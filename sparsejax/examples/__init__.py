@@ -1,4 +1,4 @@
-"""Trainers that run as they are: `python -m sparsejax.examples.digits`.
+"""Trainers to run without changes: `python -m sparsejax.examples.digits`.
 
 They need the extra `examples`: `pip install 'sparsejax[examples]'`.
 """

@@ -1,4 +1,4 @@
-"""Tasks that guess one of many classes: loss and accuracy from logits."""
+"""Classification tasks: loss and accuracy from logits."""
 
 from __future__ import annotations
 

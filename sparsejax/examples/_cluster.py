@@ -1,4 +1,4 @@
-"""Finds the devices of an example: virtual, local, or of several processes."""
+"""Finds the devices for an example: virtual, local, or those of several processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def connect(workers: int) -> None:
-    """Prepares jax to find `workers` devices. Call it before anything else of jax.
+    """Prepares jax to find `workers` devices. Call this before any other jax function.
 
-    Splits the CPU into virtual devices, unless `XLA_FLAGS` says already into how many,
-    and joins the other processes where `JAX_COORDINATOR_ADDRESS` is set. Their number
-    and the own index are `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`; under a scheduler
-    that jax knows, such as Slurm, it finds them itself. From then on an error ends this
-    process at once, and with it the others, which would wait for it.
+    Splits the CPU into virtual devices, unless `XLA_FLAGS` already sets their number.
+    Joins the other processes if `JAX_COORDINATOR_ADDRESS` is set: `JAX_NUM_PROCESSES`
+    is their number, and `JAX_PROCESS_ID` the index of this process. Under a scheduler
+    that jax supports, such as Slurm, jax finds both numbers. From then on an error ends
+    this process at once, and with it the others, which would wait for this process.
 
     Args:
-      workers: virtual devices of all processes together.
+      workers: the number of virtual devices of all processes together.
     """
     processes = os.environ.get("JAX_NUM_PROCESSES")
     flags = os.environ.get("XLA_FLAGS", "")
@@ -40,32 +40,31 @@ def connect(workers: int) -> None:
 def _end_at_once(*error) -> None:
     sys.__excepthook__(*error)
     sys.stdout.flush()
-    os._exit(1)  # at a usual exit, jax waits for the other processes
+    os._exit(1)  # a normal exit of jax waits for the other processes
 
 
 def make_mesh(workers: int | None) -> jax.sharding.Mesh:
     """A mesh of one axis, "data".
 
     Args:
-      workers: how many devices to use; None for all.
+      workers: the number of devices to use; None for all.
 
     Raises:
-      ValueError: if there are fewer devices than workers, or if a worker count would
-        leave devices of other processes idle.
+      ValueError: if there are fewer devices than workers, or if devices of other
+        processes would be idle.
     """
     devices = jax.devices()
     count = len(devices) if workers is None else workers
     if not 1 <= count <= len(devices):
         raise ValueError(
-            f"--workers: got {count}, and there are {len(devices)} devices. The CPU "
-            f"can be split into any number with XLA_FLAGS={_COUNT_FLAG}={count}, set "
-            f"before jax starts."
+            f"--workers: got {count}, but jax has {len(devices)} devices. To split the "
+            f"CPU into as many, set XLA_FLAGS={_COUNT_FLAG}={count} before jax starts."
         )
     if jax.process_count() > 1 and count != len(devices):
         raise ValueError(
             f"--workers: got {count}, but the {jax.process_count()} processes have "
-            f"{len(devices)} devices, and each must take part with all of its own. "
-            f"Leave the option out."
+            f"{len(devices)} devices, and every device must take part. Leave the "
+            f"option out."
         )
     return jax.make_mesh(
         (count,),

@@ -17,7 +17,7 @@ from sparsejax.examples._table import Row, format_table, to_json
 from sparsejax.examples._training import RECIPES, Metrics, Recipe, Run, Task, Trainer
 
 _DEFAULT_WORKERS = 8
-# How often the progress bar shows the loss: reading it waits for the device.
+# Steps between two losses on the progress bar: to read a loss, it waits for the device.
 _SHOW_LOSS_EVERY = 25
 
 
@@ -32,12 +32,12 @@ def main(
     """Trains a task with several recipes and prints one table.
 
     Args:
-      make_task: called once jax knows its devices.
-      description: for `--help`.
-      steps: default of `--steps`.
+      make_task: makes the task; called when jax knows its devices.
+      description: the text of `--help`.
+      steps: the default of `--steps`.
       argv: the arguments; None for those of the process.
-      recipes: what `--recipe` can name.
-      default: of `--recipe`.
+      recipes: the recipes that `--recipe` can name.
+      default: the default of `--recipe`.
     """
     parser = _parser(description, steps, recipes, default)
     options = parser.parse_args(argv)
@@ -56,7 +56,7 @@ def main(
 
     task = make_task()
     runs = len(exchanges) * options.seeds
-    # With disable=None there is no bar where stderr is not a terminal.
+    # disable=None hides the bar if stderr is not a terminal.
     quiet = options.quiet or jax.process_index() > 0 or None
     rows: list[Row] = []
     with tqdm.tqdm(total=runs * options.steps, unit="step", disable=quiet) as bar:
@@ -105,7 +105,7 @@ def _parser(
         type=functools.partial(_recipes, recipes),
         default=default,
         metavar="A,B,C",
-        help=f"of {', '.join(recipes)}; or all; default: %(default)s",
+        help=f"some of {', '.join(recipes)}, or all; default: %(default)s",
     )
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add(
@@ -133,7 +133,7 @@ def _recipes(recipes: dict[str, Recipe], text: str) -> list[str]:
 
 
 def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh) -> tuple[float, float]:
-    """The bytes of a step that sends the least, and of one that sends the most."""
+    """The bytes of the cheapest step, and of the most expensive step."""
     moved = sparsejax.wire_bytes(exchange, params, workers=mesh.size)
     return moved.least, moved.total
 

@@ -13,11 +13,11 @@ class Row:
     """One training run.
 
     Attributes:
-      density_target: None where what is not zero is sent.
+      density_target: the density asked for; None for recipes that send all non-zeros.
       density_worst_error: largest |achieved / target - 1| of all steps but the first;
         None without a target.
-      bytes_per_step: received by each worker, on average over steps;
-        `dense_bytes_per_step` by the same worker where nothing is left out.
+      bytes_per_step: bytes that each worker receives, on average over steps;
+        `dense_bytes_per_step` is the same for the recipe `dense`.
       ms_per_step: median wall time of a step.
     """
 
@@ -52,7 +52,7 @@ def format_table(rows: Sequence[Row]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            # Names to the left, numbers to the right.
+            # Align names to the left and numbers to the right.
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )

@@ -30,9 +30,10 @@ class Recipe(NamedTuple):
 
     Attributes:
       build: density -> transformation.
-      everything: whether the whole gradient is sent, whatever the density.
-      lossless: whether just what is not zero is sent, at least of some leaves.
-      period: of the steps that send the most; all others send the least.
+      everything: whether the recipe sends the whole gradient, whatever the density.
+      lossless: whether the recipe sends exactly the non-zeros, at least of some leaves.
+      period: steps from one of the most expensive steps to the next; all other steps
+        are the cheapest ones.
     """
 
     build: Callable[[float], optax.GradientTransformation]
@@ -41,7 +42,7 @@ class Recipe(NamedTuple):
     period: int = 1
 
     def target(self, density: float) -> float | None:
-        """The density that a run should achieve when asked for `density`, if any."""
+        """The density that a run with `density` should achieve; None without one."""
         if self.lossless:
             return None
         return 1.0 if self.everything else density
@@ -54,7 +55,7 @@ RECIPES: dict[str, Recipe] = {
     "marsit": Recipe(
         lambda density: sparsejax.marsit(100), everything=True, period=100
     ),
-    # Scaled, so that the learning rate of the others fits.
+    # With the scale None, to suit the learning rate of the other recipes.
     "sign_majority": Recipe(
         lambda density: sparsejax.sign_majority(None), everything=True
     ),
@@ -67,7 +68,8 @@ RECIPES: dict[str, Recipe] = {
     "hard_threshold": Recipe(
         lambda density: sparsejax.hard_threshold(0.03, max_density=density)
     ),
-    # Velocities sum up to ten times the gradient: so the others' learning rate fits.
+    # Scaled by 1/10 to suit the learning rate of the other recipes: velocities sum up
+    # to ten times the gradient.
     "dgc": Recipe(
         lambda density: optax.chain(
             sparsejax.dgc(density, momentum=0.9), optax.scale(0.1)
@@ -77,18 +79,18 @@ RECIPES: dict[str, Recipe] = {
 
 
 class Task(NamedTuple):
-    """What is learned.
+    """A model, its data and its loss.
 
     Attributes:
-      name: for the table.
+      name: the name in the table.
       init: seed -> params.
       loss: (params, batch) -> Float[], the mean over the examples in the batch.
       batches: (seed, size) -> endless iterator of batches, pytrees of numpy arrays
         [size, ...]. Equal on all processes.
       batch_size: examples per step, of all workers together; rounded to a multiple of
-        the workers.
+        the number of workers.
       accuracy: params -> test accuracy in [0, 1].
-      optimizer: steps -> what follows the exchange.
+      optimizer: steps -> the transformation after the exchange.
     """
 
     name: str
@@ -101,15 +103,15 @@ class Task(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a training run gave.
+    """The results of a training run.
 
     Attributes:
       accuracy: test accuracy after the last step.
       loss: Float[steps].
       density: Float[steps], achieved in each step.
-      overflow: fraction of the steps that were dense, as something did not fit.
+      overflow: fraction of the steps that were dense because something did not fit.
       ms_per_step: median wall time of a step after warm-up, from the call until the new
-        parameters are there; without the loading of the batch.
+        parameters are computed, without the time to load the batch.
     """
 
     accuracy: float
@@ -120,12 +122,12 @@ class Run(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What a step logs. Replicated.
+    """The numbers that a step logs. Replicated.
 
     Attributes:
       loss: Float[], mean over the global batch.
-      density: Float[], fraction of the coordinates that were exchanged; that each
-        worker sent, where `density` is asked of each.
+      density: Float[], fraction of the coordinates that were exchanged, or that each
+        worker sent if `density` is per worker.
       overflow: Bool[], whether something did not fit into its message.
     """
 
@@ -161,8 +163,8 @@ class Trainer:
             batch = jax.tree.map(self._place, next(batches))
             start = time.perf_counter()
             params, opt_state, metrics = self._step(params, opt_state, batch)
-            # For the timing; and were several steps under way at once, more virtual
-            # devices than cores could wait for each other's threads for ever.
+            # Needed for the timing. Besides, with several steps in flight and more
+            # virtual devices than cores, threads could wait for each other for ever.
             jax.block_until_ready((params, metrics))
             seconds.append(time.perf_counter() - start)
             logged.append(metrics)
@@ -170,7 +172,7 @@ class Trainer:
         timed = seconds[min(_WARM_UP, self.steps - 1) :]
         metrics = jax.tree.map(lambda *x: np.asarray(x), *jax.device_get(logged))
         return Run(
-            # Every device has the parameters: one of them is enough to test.
+            # Every device has the parameters, so one device can test.
             self.task.accuracy(jax.tree.map(lambda p: p.addressable_data(0), params)),
             metrics.loss,
             metrics.density,
@@ -215,8 +217,8 @@ def _make_step(
             in_specs=(replicated, specs, per_worker),
             out_specs=out_specs,
         ),
-        # Donated, the residual is updated in place. Without out_shardings jax pairs
-        # donated buffers with outputs by size, which may not be the same device's.
+        # Donation lets XLA update the residual in place. Without out_shardings jax
+        # pairs donated buffers with outputs by size, perhaps of different devices.
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
     )
@@ -232,7 +234,7 @@ def _exchanged(opt_state, params):
 
 
 def _sent(report: sparsejax.Report) -> Float[Array, ""]:
-    """How many coordinates were sent; by each worker, if `density` is asked of each."""
+    """The number of coordinates sent, by each worker if `density` is per worker."""
     if hasattr(report.details, "chosen"):
         return jnp.mean(report.details.chosen.astype(jnp.float32))
     return report.sent.astype(jnp.float32)

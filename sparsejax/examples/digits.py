@@ -6,11 +6,11 @@ The data are the 1,797 scans of 8 x 8 pixels that come with scikit-learn. Withou
 accelerator, eight virtual CPU devices are the workers. With several processes, start
 each with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
 
-The table says, per recipe: accuracy on 500 scans that were held out; the fraction of
-the gradient that was exchanged, on average, and how far it was from its target in the
-worst step (the first step aside); bytes that each worker receives per step; and the
-median time of a step. On virtual devices, which share a memory and a few cores, sending
-less saves little time.
+The table shows for each recipe: the accuracy on 500 held-out scans; the mean fraction
+of the gradient that was exchanged, and its distance from the target in the worst step
+after the first; the bytes that each worker receives per step; and the median time of a
+step. Virtual devices share one memory and a few cores, so sending less saves little
+time there.
 """
 
 from __future__ import annotations

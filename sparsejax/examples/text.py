@@ -1,17 +1,17 @@
-"""Trains a small language model, its embedding exchanged by Zen.
+"""Trains a small language model and exchanges its embedding by Zen.
 
     python -m sparsejax.examples.text --recipe dense,zen,zen+exdyna --seeds 2
 
-It guesses the next word of the help texts that come with Python (`pydoc_data.topics`)
-from the four before. Two thirds of its parameters are the embedding, and a worker's
-gradient is not zero in the few rows of the words that it met. Without an accelerator,
+The model guesses the next word of Python's help texts (`pydoc_data.topics`) from the
+four words before. Two thirds of its parameters are the embedding, where the gradient of
+a worker is non-zero only in the rows of words in its batch. Without an accelerator,
 eight virtual CPU devices are the workers. With several processes, start each with
 JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
 
-The table says, per recipe: how often the guess is right in texts that were held out;
-the fraction of the gradient that was exchanged; bytes that each worker receives per
+The table shows for each recipe: the fraction of right guesses in held-out texts; the
+fraction of the gradient that was exchanged; the bytes that each worker receives per
 step; and the median time of a step. "zen" sends the embedding's rows exactly and the
-rest densely, "zen+exdyna" the rest by ExDyna, at the density asked for.
+rest densely; "zen+exdyna" sends the rest by ExDyna, at the given density.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _BATCH_SIZE = 128
 _LEARNING_RATE = 3e-3
 # Every eighth text is held out.
 _HELD_OUT = 8
-# A worker meets at most 16 x 4 words where there are eight; the vocabulary has about
-# four thousand.
+# With eight workers, the batch of a worker has at most 16 x 4 words; the vocabulary has
+# about four thousand.
 _MAX_DENSITY = 0.02
 
 _EMBEDDING_ONLY = {"embedding": "sparse", "hidden": "rest", "out": "rest"}

@@ -1,1 +1,1 @@
-"""Before training: bytes on the wire, times, and the choice of a method."""
+"""Estimates before training: bytes on the wire, times, and the best exchange."""

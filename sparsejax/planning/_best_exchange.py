@@ -1,4 +1,4 @@
-"""`best_exchange`: which way to an exact sparse sum has the fewest bytes."""
+"""`best_exchange`: the exchange with the fewest bytes for an exact sparse sum."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Choice(NamedTuple):
     """The exchange that `best_exchange` found.
 
     Attributes:
-      name: of the exchange with the fewest bytes.
+      name: the name of the exchange with the fewest bytes.
       exchange: that exchange, ready for `sparsify`.
-      bytes: received per worker in a step in which everything fits, by name.
+      bytes: the bytes that a worker receives in a step in which everything fits, by
+        the name of the exchange.
     """
 
     name: str
@@ -38,20 +39,21 @@ def best_exchange(
 ) -> Choice:
     """The exchange with the fewest bytes for gradients of a given sparsity.
 
-    Counts the messages of this library: every exchange is traced at the static sizes
-    that follow from the arguments, padding included. `pairs` does not know rows, so it
-    is compared only without them. In a step with more non-zeros than `density` says,
-    `pairs` needs a memory, and the others average densely.
+    Traces every exchange of this library at the static sizes that follow from the
+    arguments, padding included, and counts the bytes of the messages. `pairs` takes
+    part only without rows. If a step has more non-zeros than `density`, `pairs` needs a
+    memory, and the other exchanges average densely.
 
     Args:
-      density: the largest fraction of non-zeros, coordinates or rows, that one worker's
-        gradient has, in (0, 1].
-      densification: how many times denser the sum is than one gradient, from 1 (same
-        support on all workers) to w (no overlap); None for independent supports. See
-        `sparsejax.characteristics`.
-      workers: how many.
-      n: coordinates of the gradient.
-      row_size: coordinates that are zero or not together, 1 where there are no rows.
+      density: the largest fraction of non-zeros, coordinates or rows, in one worker's
+        gradient, in (0, 1].
+      densification: the density of the sum over the density of one gradient, from 1
+        (same support on all workers) to w (no overlap); None for independent supports.
+        See `sparsejax.characteristics`.
+      workers: the number of workers.
+      n: the number of coordinates of the gradient.
+      row_size: the number of coordinates of a row, of which all or none are zero; 1
+        without rows.
 
     Returns:
       The choice, and the bytes of all exchanges.
@@ -73,7 +75,7 @@ def best_exchange(
     check_densification(densification, workers)
     if n % check_count("row_size", row_size):
         raise ValueError(
-            f"n: got {n}, expected a multiple of row_size, which is {row_size}."
+            f"n: got {n}, expected a multiple of row_size, here {row_size}."
         )
     shape = (n // row_size, row_size) if row_size > 1 else (n,)
     candidates = {
@@ -96,5 +98,5 @@ def _usual_bytes(exchange, density, shape, workers) -> float:
         sparsifiers.nonzero(density), exchange=exchange, memory=memories.none()
     )
     gradient = jax.ShapeDtypeStruct(shape, jnp.float32)
-    # The cheapest branch: a step in which everything fits.
+    # The cheapest branch is a step in which everything fits.
     return wire_bytes(tx, gradient, workers=workers).least

@@ -1,4 +1,4 @@
-"""`characteristics`: how sparse the workers' gradients are, and how they overlap."""
+"""`characteristics`: measures how sparse gradients are, and how much they overlap."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Characteristics(NamedTuple):
-    """How sparse the workers' gradients are, and how their non-zeros overlap.
+    """The sparsity of the workers' gradients, and the overlap of their non-zeros.
 
     Attributes:
       density: Float[w], fraction of non-zeros of each worker.
       overlap: Float[w, w], `|I_i & I_j| / min(|I_i|, |I_j|)` of the workers' non-zeros;
         0 where a worker has no non-zeros.
       densification: Float[], density of the sum of all workers over the mean density,
-        from 1 (same support) to w (no overlap); 0 without non-zeros. Taken from the
-        union of the supports, so values that cancel count.
+        from 1 (same support) to w (no overlap); 0 without non-zeros. The sum counts the
+        union of the supports, including values that cancel.
       skewness: Float[w], largest over mean density of w equal contiguous parts of each
-        gradient, from 1 (even) to w (all in one part); 0 without non-zeros. Where w
-        does not divide n the last parts are shorter, and even gradients exceed 1 by up
-        to w/n.
+        gradient, from 1 (even) to w (all in one part); 0 without non-zeros. If w does
+        not divide n, the last parts are shorter, and even gradients exceed 1 by up to
+        w/n.
     """
 
     density: Float[Array, " w"]
@@ -39,13 +39,13 @@ class Characteristics(NamedTuple):
 def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
     """Measures density, overlap, densification and skewness of workers' gradients.
 
-    Takes the gradients of all workers in one place: for the choice of a method before
-    training, not for every step.
+    Needs the gradients of all workers in one place. Use this function to choose a
+    method before training, and not in every step.
 
     Args:
       gradients: pytree of arrays [w, ...], per worker along the first axis.
-      rows: whether leaves [w, V, ...] are taken as V rows, which count as non-zero if
-        any of their elements is non-zero; else every element counts.
+      rows: whether to count the V rows of leaves [w, V, ...] instead of elements. A row
+        is non-zero if any of its elements is non-zero.
 
     Returns:
       The characteristics, in elements or in rows.
@@ -69,8 +69,8 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
     if len(counts) != 1 or () in counts or (0,) in counts:
         raise ValueError(
             f"gradients: got leaves of shapes {[jnp.shape(leaf) for leaf in leaves]}, "
-            f"expected at least one, all with the number of workers, at least 1, as "
-            f"first axis."
+            f"expected one leaf or more, all with the number of workers, at least 1, "
+            f"as first axis."
         )
     ((count,),) = counts
 
@@ -82,7 +82,7 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
 
     support = jnp.concatenate([flags(leaf) for leaf in leaves], axis=1)
     n = support.shape[1]
-    # Integers: float32 counts exactly only up to 2^24.
+    # Counts are integers: float32 counts exactly only up to 2^24.
     common = jnp.matmul(
         support.astype(jnp.int8),
         support.T.astype(jnp.int8),

@@ -11,11 +11,12 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: "all-reduce", "all-gather", "all-to-all", "permute" or "reduce-scatter".
-      bytes: received per worker and step.
-      branch: "" for a collective of every step, else the conditionals around it, such
-        as "cond0[1]" for the branch taken where the first predicate is true.
-      times: how often a step runs it, in a loop; `bytes` are of all of them. 0 for one
-        that travels with the collective before it, as leaves of one `psum` do.
+      bytes: the bytes that a worker receives in a step.
+      branch: "" for a collective of every step, otherwise the enclosing conditionals,
+        such as "cond0[1]" for the branch taken if the first predicate is true.
+      times: the number of runs in a step, if a loop contains the collective; `bytes`
+        counts all runs. 0 if the collective shares its message with the previous one,
+        like the leaves of one `psum`.
     """
 
     kind: str
@@ -28,11 +29,12 @@ class WireBytes(NamedTuple):
     """Bytes that a worker receives in a step.
 
     Attributes:
-      total: bytes per worker and step; of each conditional the costliest branch.
-      least: the same with the cheapest branch of each.
-      by_kind: the bytes of `total` by kind of collective, all branches added.
-      by_branch: bytes by branch: "" for the collectives of every step.
-      collectives: one by one.
+      total: bytes per worker and step, with the most expensive branch of each
+        conditional.
+      least: bytes per worker and step, with the cheapest branch of each conditional.
+      by_kind: bytes by kind of collective, summed over all branches.
+      by_branch: bytes by branch; "" for the collectives of every step.
+      collectives: the collectives themselves.
     """
 
     total: float
@@ -43,15 +45,15 @@ class WireBytes(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A collective as the program states it, whatever algorithm carries it out.
+    """A collective in a program, independent of the algorithm behind it.
 
     Attributes:
       kind: as in `Collective`.
-      size: bytes of one worker's operand; of the result for an all-gather.
-      workers: how many workers take part.
+      size: bytes of one worker's operand; for an all-gather, bytes of the result.
+      workers: the number of participating workers.
       branch: as in `Collective`.
-      times: how often a step runs it.
-      joined: whether it travels with the operation before it.
+      times: the number of runs in a step.
+      joined: whether the operation shares its message with the previous operation.
     """
 
     kind: str
@@ -63,14 +65,14 @@ class Operation(NamedTuple):
 
 
 def received(operation: Operation) -> Collective:
-    """The operation with the bytes that each worker receives."""
+    """Adds to an operation the bytes that each worker receives."""
     kind, size, workers, branch, times, joined = operation
     moved = times * received_bytes(kind, size, workers)
     return Collective(kind, moved, branch, 0 if joined else times)
 
 
 def received_bytes(kind: str, size: float, workers: int) -> float:
-    """Bytes that one worker receives in an algorithm that moves the fewest.
+    """Bytes that one worker receives by the algorithm that moves the fewest bytes.
 
     Args:
       kind: as in `Operation`.
@@ -88,7 +90,7 @@ def received_bytes(kind: str, size: float, workers: int) -> float:
 
 
 def summarise(collectives: Iterable[Collective]) -> WireBytes:
-    """The sums over collectives."""
+    """Sums the bytes of collectives."""
     collectives = tuple(collectives)
     by_kind: dict[str, float] = {}
     by_branch: dict[str, float] = {"": 0.0}
@@ -106,12 +108,13 @@ def add_up(
     pick: Callable[[list[float]], float],
     prefix: str = "",
 ) -> float:
-    """The sum of `costs` by branch, with one branch of each conditional.
+    """The sum of `costs`, with one branch of each conditional.
 
     Args:
-      costs: `(branch, cost)`, in bytes or in seconds.
-      pick: which branch counts: `max` for the costliest, `min` for the cheapest.
-      prefix: the branch to sum up, with all conditionals inside.
+      costs: pairs `(branch, cost)`, in bytes or in seconds.
+      pick: `max` for the most expensive branch of each conditional, `min` for the
+        cheapest.
+      prefix: the branch to sum up, with all conditionals inside that branch.
     """
     here = sum(cost for branch, cost in costs if branch == prefix)
     deeper: dict[str, set[str]] = {}

@@ -16,8 +16,8 @@ from sparsejax.planning._collectives import (
 )
 
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
-# `%name = SHAPE opcode(operands), attributes`. Asynchronous collectives come as a pair;
-# only the start is counted.
+# `%name = SHAPE opcode(operands), attributes`. Asynchronous collectives are pairs of a
+# start and a done; only the start is counted.
 _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<shape>\(.*?\)|\S+) "
     r"(?P<kind>all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
@@ -35,19 +35,19 @@ def compiled_wire_bytes(
 ) -> WireBytes:
     """Bytes that each worker receives per step, read from a compiled program.
 
-    The same count as `wire_bytes`, after the compiler merged, split and converted
+    Counts like `wire_bytes`, but after the compiler merged, split and converted
     messages.
 
     Args:
       compiled: a `jax.stages.Compiled`, or the text of an optimised HLO module.
-      devices: how many devices the program runs on, for collectives whose text names no
-        groups; by default as the text says.
+      devices: the number of devices that run the program, for collectives whose text
+        names no groups; by default the number in the text.
 
     Returns:
       The bytes by collective and branch, as from `wire_bytes`.
 
     Raises:
-      TypeError: if `compiled` is neither.
+      TypeError: if `compiled` is neither a compiled program nor a text.
       ValueError: if the text is not that of a compiled program.
 
     Example:
@@ -77,7 +77,7 @@ def compiled_wire_bytes(
     if not entry:
         raise ValueError(
             "compiled: this text has no ENTRY computation, so it is not a compiled "
-            "program; call `.compile()` on the lowered one."
+            "program; call `.compile()` on the lowered program."
         )
     return summarise(map(received, _walk(computations, entry, devices, "", 1)))
 
@@ -110,7 +110,7 @@ def _walk(
         ]
         if " conditional(" in line:
             if "true_computation" in line:
-                callees = callees[::-1]  # as jax numbers them: false is branch 0
+                callees = callees[::-1]  # jax's order: false is branch 0
             for i, callee in enumerate(callees):
                 inside = f"{branch}cond{conditionals}[{i}]"
                 yield from _walk(computations, callee, devices, inside, times)
@@ -129,7 +129,7 @@ def _operation(found, line: str, devices: int, branch: str, times: int) -> Opera
         for dtype, dims in _SHAPE.findall(found["shape"])
     ]
     if found["start"]:
-        # An asynchronous start returns (operands, results, ...), as many of each.
+        # An asynchronous start returns (operands, results, ...), equally many of each.
         halves = len(shapes) // 2
         shapes = shapes[halves : 2 * halves] if kind != "all-reduce" else shapes
     count = _group_size(line, devices)

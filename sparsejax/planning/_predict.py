@@ -1,4 +1,4 @@
-"""`predict`: how long an exchange takes on links of a given speed."""
+"""`predict`: the time of an exchange on links of a given speed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparsejax.planning._traced import trace
 
 
 class Prediction(NamedTuple):
-    """Seconds and bytes that `predict` expects of a step.
+    """Seconds and bytes that `predict` expects for a step.
 
     Attributes:
-      seconds: of the exchange; of each conditional the costliest branch.
-      least: the same with the cheapest branch of each: a step without overflow, or a
-        step of `marsit` that sends bits.
-      bytes: that each worker receives, as `wire_bytes(...).total`.
-      least_bytes: that each worker receives, as `wire_bytes(...).least`.
+      seconds: of the exchange, with the most expensive branch of each conditional.
+      least: seconds with the cheapest branch of each conditional: a step without
+        overflow, or a one-bit step of `marsit`.
+      bytes: the bytes that each worker receives, as `wire_bytes(...).total`.
+      least_bytes: the bytes that each worker receives, as `wire_bytes(...).least`.
     """
 
     seconds: float
@@ -49,8 +49,8 @@ def predict(
 ) -> Prediction:
     """Seconds that an exchange takes, from the collectives of the traced step.
 
-    The collectives run one after the other, and each takes `messages latency + bytes /
-    bandwidth` by the faster of the algorithms that libraries choose from. With w
+    The collectives run one after the other. Each takes `messages latency + bytes /
+    bandwidth`, by the fastest of the algorithms that libraries choose from. With w
     workers, r = ceil(log2 w), and an operand (for an all-gather, a result) of S bytes:
 
     | collective | algorithm | messages | bytes |
@@ -63,28 +63,28 @@ def predict(
     | | Bruck's | r | r/2 S |
     | permute | direct | 1 | S |
 
-    A ring gathers and scatters the same bytes in w-1 messages: a library that knows
-    nothing else takes longer than this says. The trace does not tell how long workers
-    compute: measure that once, on one machine without a link, and pass it as `compute`.
+    A ring gathers and scatters the same bytes in w-1 messages, so a library with rings
+    only is slower than predicted. The trace does not reveal how long workers compute:
+    measure that time once, on one machine without a link, and pass it as `compute`.
 
     Args:
       tx: a transformation that holds sparsejax ones.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s, as for `wire_bytes`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
-      bandwidth: with which each worker receives, in bits per second: 1e9 for 1 Gbit/s.
-      latency: of one message, in seconds.
-      compute: seconds that a worker computes in an exchange.
+      bandwidth: bits per second that each worker receives: 1e9 for 1 Gbit/s.
+      latency: seconds per message.
+      compute: seconds of computation of a worker in an exchange.
       axis_name: the mesh axis of the workers, or a tuple of axes.
 
     Returns:
-      A `Prediction`. Its bytes are those of `wire_bytes`; a tree and Bruck's algorithm
-      receive more than these.
+      A `Prediction`. The bytes are those of `wire_bytes`; a tree and Bruck's algorithm
+      receive more.
 
     Raises:
       TypeError: if `tx` is not a transformation, `params` is a number, a number of
         workers is not an int, or another argument is not a number.
-      ValueError: if a number of workers is less than 1, or there are more or fewer of
-        them than axes; if `bandwidth` is not positive, or `latency` or `compute`
+      ValueError: if a number of workers is less than 1; if `workers` and `axis_name`
+        differ in length; if `bandwidth` is not positive, or `latency` or `compute`
         negative or not finite.
 
     Example:
@@ -124,7 +124,7 @@ def predict(
 
 
 def _merged(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """One operation for all that share their messages."""
+    """Joins operations that share their messages into one."""
     current = None
     for operation in operations:
         if current and operation.joined:

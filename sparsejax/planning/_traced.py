@@ -17,7 +17,7 @@ from sparsejax._checks import check_count
 from sparsejax._workers import AxisName, Workers, spec_axes
 from sparsejax.planning._collectives import Operation
 
-# jax's primitives. A checked shard_map traces to the "invariant" ones.
+# jax's primitives. A checked shard_map traces to those named "invariant".
 _KINDS = {
     "psum": "all-reduce",
     "psum_invariant": "all-reduce",
@@ -95,7 +95,7 @@ def _check(tx: Any, params: Any) -> None:
 
 
 def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:
-    """How a parameter is sharded over other axes than the workers'."""
+    """The sharding of a parameter over other axes than the workers'."""
     spec = getattr(getattr(leaf, "sharding", None), "spec", None) or ()
     others = ([n for n in spec_axes([entry]) if n not in worker_axes] for entry in spec)
     return P(*(tuple(names) or None for names in others))
@@ -109,7 +109,7 @@ def _walk(
         kind = _KINDS.get(eqn.primitive.name)
         if kind:
             names = eqn.params.get("axes", eqn.params.get("axis_name"))
-            # The leaves of one `psum` come one after the other; XLA combines them.
+            # The leaves of one `psum` follow each other, and XLA combines them.
             joined = kind == "all-reduce" and before == (kind, names)
             before = (kind, names)
             names = names if isinstance(names, tuple) else (names,)

@@ -21,28 +21,28 @@ def wire_bytes(
     """Bytes that each worker receives per step, from the traced update.
 
     All message sizes are static, so nothing has to run: any machine can count the bytes
-    of any number of workers.
+    for any number of workers.
 
-    Parameters that are sharded over other axes than the workers' are taken shard by
-    shard, as `per_shard` takes them; bytes are then those of each device.
+    Parameters sharded over other axes than the workers' count shard by shard, as with
+    `per_shard`; the bytes are then those of each device.
 
     Args:
       tx: a transformation that holds sparsejax ones.
-      params: pytree of arrays or `jax.ShapeDtypeStruct`s, shaped as the gradients. For
-        `per_shard` their shardings have to tell the axis of the shards: placed
-        parameters, or structs with `sharding=`.
+      params: pytree of arrays or `jax.ShapeDtypeStruct`s with the shapes of the
+        gradients. For `per_shard` their shardings have to name the axis of the shards:
+        pass placed parameters, or structs with `sharding=`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       axis_name: the mesh axis of the workers, or a tuple of axes.
 
     Returns:
-      The bytes, in all and by collective and branch. An all-reduce of S bytes counts
+      The bytes in total, by collective and by branch. An all-reduce of S bytes counts
       2 (w-1)/w S, an all-gather and an all-to-all (w-1)/w S, a permute S.
 
     Raises:
       TypeError: if `tx` is not a transformation, `params` is a number, or a number of
         workers is not an int.
-      ValueError: if a number of workers is less than 1, or there are more or fewer of
-        them than axes.
+      ValueError: if a number of workers is less than 1, or if `workers` and `axis_name`
+        differ in length.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax

@@ -196,7 +196,7 @@ def test_replicas_agree_on_a_torus_of_names():
         ({"rule": "vote"}, "rule: got 'vote'"),
         ({"route": "ring"}, "route: got 'ring'"),
         ({"scale": -1.0}, "scale: got -1.0"),
-        ({"rule": "mean", "route": "sum"}, "route: signs of the rule 'mean'"),
+        ({"rule": "mean", "route": "sum"}, "route: with the rule 'mean'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -118,5 +118,5 @@ def test_build_up(exchange):
 
 
 def test_a_value_dtype_belongs_to_the_default_exchange():
-    with pytest.raises(ValueError, match=r"value_dtype: got .* beside .*union"):
+    with pytest.raises(ValueError, match=r"value_dtype: got .* together with .*union"):
         sparsejax.dgc(exchange=exchanges.union(), value_dtype=jnp.bfloat16)
