@@ -1,4 +1,4 @@
-"""THE table: every recipe is a row, and a row buys every test of the contract."""
+"""THE table: every recipe is a row, and every row runs all tests of the contract."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Case:
     Attributes:
       name: shown in test ids.
       make: `make(**overrides) -> transformation`.
-      memory: whether what is not sent is kept: mass is conserved.
-      at_density_one: `() -> transformation` that should equal the dense mean; None
-        where its messages are too small for that.
-      rounding: of values on the wire, relative.
+      memory: whether a worker keeps its unsent values, so mass is conserved.
+      at_density_one: `() -> transformation` that should equal the dense mean; None if
+        the messages are too small for that.
+      rounding: the relative rounding error of values on the wire.
       loses: whether some of the gradient is neither sent nor kept.
     """
 
@@ -51,7 +51,7 @@ def _row(
     if density is not None:
         arguments["density"] = density
 
-    # The same object for the same arguments, so that tests share what is compiled.
+    # Equal arguments give the same object, so tests share compiled programs.
     @functools.cache
     def make(**overrides):
         return recipe(**{**arguments, **overrides})
@@ -67,7 +67,7 @@ CASES = (
     _row("dense", sparsejax.dense, memory=False),
     _row("exdyna", sparsejax.exdyna, density=0.05),
     _row("micro", sparsejax.micro, density=0.05),
-    # The published rules start far above their target, so that messages overflow.
+    # The published rules start far above their target, so messages overflow.
     _row(
         "exdyna_staircase",
         sparsejax.exdyna,
@@ -97,7 +97,7 @@ CASES = (
         loses=True,
     ),
     _row("ef_sign", sparsejax.ef_sign, exact=False),
-    # Gradients without zeros: everything fits, or nothing does.
+    # Gradients have no zeros: either everything fits, or nothing.
     _row("zen", sparsejax.zen, memory=False, max_density=1.0),
     _row("zen_overflow", sparsejax.zen, memory=False, max_density=0.05),
     _row(
@@ -156,7 +156,7 @@ RECIPES = tuple(
 
 
 def parametrize(cases: Iterable[Case] = CASES):
-    """Runs a test once for each case; one process compiles what a case needs."""
+    """Runs a test once for each case; one process compiles all programs of a case."""
     return pytest.mark.parametrize("case", [param(case) for case in cases])
 
 

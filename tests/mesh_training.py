@@ -1,4 +1,4 @@
-"""A small model, trained on meshes of any axes, and what it should come to."""
+"""A small model, trained on meshes of any axes, and its expected result."""
 
 from __future__ import annotations
 

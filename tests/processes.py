@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 class Result(NamedTuple):
-    """What a process left: its exit status, and what it printed and was not read."""
+    """The result of a process: its exit status, and its unread output."""
 
     status: int
     output: str
@@ -25,9 +25,9 @@ class Result(NamedTuple):
 
 
 class Process:
-    """A Python program that runs.
+    """A running Python program.
 
-    Its errors go to a file: a full pipe would stop it, and with it all the others.
+    The errors go to a file: a full pipe would stop this program and all the others.
     """
 
     def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]):
@@ -42,12 +42,12 @@ class Process:
         )
 
     def lines(self) -> Iterator[str]:
-        """What it prints, line by line, while it runs."""
+        """The lines that the program prints, while the program runs."""
         for line in self._popen.stdout:
             yield line.rstrip("\n")
 
     def wait_for(self, line: str) -> None:
-        """Reads on until it has printed `line`."""
+        """Reads on until the program has printed `line`."""
         if line not in self.lines():
             raise AssertionError(f"ended without {line!r}: {self.result().errors}")
 
@@ -58,14 +58,14 @@ class Process:
         self._popen.kill()
 
     def result(self) -> Result:
-        """Waits until it ends."""
+        """Waits until the program ends."""
         output = self._popen.stdout.read()
         status = self._popen.wait()
         self._errors.seek(0)
         return Result(status, output, self._errors.read())
 
     def output(self) -> str:
-        """Waits until it ends well; what it printed and was not read."""
+        """Waits until the program ends without an error; returns its unread output."""
         status, output, errors = self.result()
         assert status == 0, f"exit status {status}: {errors[-4000:]}"
         return output
@@ -81,23 +81,23 @@ class Process:
 def running(
     *arguments: str, processes: int = 1, devices: int = 8, timeout: float = 300.0
 ) -> Iterator[list[Process]]:
-    """Python programs on the CPU, which end at the latest where the block does.
+    """Runs Python programs on the CPU, and ends them with the `with` block.
 
-    Several of them get `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and
-    `JAX_PROCESS_ID`, as the README starts them by hand.
+    Several processes get `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID`, as in the README.
 
     Args:
       *arguments: of Python: `"-m"` and a module, or `"-c"` and a text, and more.
-      processes: how many to start.
-      devices: virtual devices of each.
-      timeout: seconds after which all of them are killed, so that no test waits for
-        ever for what they print.
+      processes: the number of processes.
+      devices: virtual devices of each process.
+      timeout: seconds after which all processes are killed, so no test waits for their
+        output for ever.
     """
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        # They compile for longer than they run.
+        # Compilation takes longer than the runs.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     if processes > 1:

@@ -1,10 +1,11 @@
-"""One of several processes for `test_processes.py`: all that a training job does.
+"""One of several processes for `test_processes.py`: runs a whole training job.
 
     python -m tests.processes_program DIRECTORY [CHECKPOINT]
 
-It trains from the start, or from the CHECKPOINT that a job with other processes left,
-and compares itself with the same workers simulated on one device. It saves into
-DIRECTORY, restores from there, goes on with fewer workers, and prints one line of JSON.
+The program trains from the start, or from the CHECKPOINT of a job with other processes,
+and compares the result with the same workers simulated on one device. It saves into
+DIRECTORY, restores from there, continues with fewer workers, and prints one line of
+JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def simulate(tx, workers, params, state, steps):
 
 
 def difference(found, expected):
-    """The largest of all floats, relative to their size; whether the rest is equal."""
+    """The largest relative difference of floats, and whether all else is equal."""
     worst, equal = 0.0, True
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         if jnp.issubdtype(a.dtype, jnp.floating):
@@ -112,11 +113,12 @@ def main(directory, checkpoint=None):
     ]
 
     if jax.local_device_count() > 1:
-        # Every process goes on with its first device.
+        # Every process continues with its first device.
         first = {d.process_index: d for d in reversed(jax.devices())}
         mesh = mesh_of([first[i] for i in range(jax.process_count())])
         before = pending(state)
-        # Through the host: jax moves nothing between meshes of several processes.
+        # The copy goes through the host: jax cannot move arrays between meshes of
+        # several processes.
         params = jax.device_put(jax.device_get(params), NamedSharding(mesh, P()))
         state = sparsejax.resize_workers(tx, state, params, mesh)
         result["errors"].append(float(np.abs(pending(state) - before).max()))

@@ -1,7 +1,7 @@
 """Numpy oracles: the published programs, and the default rule with exact thresholds.
 
-Each oracle is a class that advances one step at a time, so that several can be fed from
-one pass over the gradient stream. Shapes: `n` coordinates, `w` workers, `B` blocks.
+Each oracle is a class that advances one step at a time, so one pass over the gradient
+stream can feed several. Shapes: `n` coordinates, `w` workers, `B` blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def gradient_stream(n, workers, steps, seed):
 
 
 class Oracle:
-    """Error feedback around a choice of coordinates; what all oracles share."""
+    """Error feedback around a choice of coordinates: the base of all oracles."""
 
     def __init__(self, n, workers, density):
         self.n, self.w = n, workers
@@ -39,7 +39,7 @@ class Oracle:
         raise NotImplementedError
 
     def learn(self, chosen):
-        """Adapts thresholds and bounds to the step just made."""
+        """Adapts thresholds and bounds after the step."""
 
     def step(self, gradients):
         """Advances by one step; returns (chosen by worker, update Float32[n])."""
@@ -65,7 +65,7 @@ class Oracle:
 
 
 class Default(Oracle):
-    """Each part sends its quota, exactly; parts are balanced or even."""
+    """Each part sends exactly its quota; parts are balanced or even."""
 
     def __init__(self, n, workers, density, balanced):
         super().__init__(n, workers, density)
@@ -104,7 +104,7 @@ class Default(Oracle):
 
 
 class Global(Oracle):
-    """The ideal that nobody can run: owners share one exact global threshold."""
+    """The ideal, too expensive in practice: owners share one exact global threshold."""
 
     def choose(self, acc):
         bounds = even_bounds(self.n, self.w)
@@ -119,7 +119,7 @@ class Global(Oracle):
 
 
 class Published(Oracle):
-    """ExDyna (`moving`) and MiCRO as their authors' programs run them."""
+    """ExDyna (`moving`) and MiCRO as in their authors' programs."""
 
     def __init__(self, n, workers, density, moving):
         super().__init__(n, workers, density)
@@ -192,7 +192,7 @@ def even_bounds(n, w):
 def quotas_of(t, n, target, w):
     """The target in `w` nearly equal shares, the larger ones in turn."""
     quotas = np.full(w, target // w)
-    # Within `w` steps nothing changes; near density 1 only longer parts hold more.
+    # The turn changes every `w` steps. Near density 1 only longer parts hold one more.
     holders = max(1, n % w) if target // w == n // w else w
     for i in range(target % w):
         quotas[(i - t // w) % holders] += 1
@@ -200,7 +200,7 @@ def quotas_of(t, n, target, w):
 
 
 def fill_quota(magnitudes, quota):
-    """Positions of the `quota` largest non-zeros, and the least magnitude of them."""
+    """Positions of the `quota` largest non-zeros, and the smallest magnitude there."""
     size = len(magnitudes)
     if quota == 0:
         return np.zeros(0, int), np.inf

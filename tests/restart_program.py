@@ -1,11 +1,11 @@
-"""A training process for `test_restarts.py`: saves, is killed, and goes on.
+"""A training process for `test_restarts.py`: saves, is killed, and continues.
 
     python -m tests.restart_program DIRECTORY WORKERS STEPS
 
-With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set it is one of
-several processes. It resumes from the newest checkpoint in DIRECTORY, prints `step T`
-after each step, and at last one line of JSON. If the checkpoint is of another number of
-workers, it is resized. `processes_program.py` is made of the same parts.
+With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set, the program is
+one of several processes. It resumes from the newest checkpoint in DIRECTORY, prints
+`step T` after each step, and one line of JSON at the end. A checkpoint of another
+number of workers is resized. `processes_program.py` uses the same functions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def start(tx, mesh):
     """Parameters and state before the first step."""
     params = jax.device_put(make_params(), NamedSharding(mesh, P()))
     state = sparsejax.init(tx, params, mesh)
-    # Placed, so that the first step compiles for what the later ones get.
+    # Placed arrays: the first step compiles for the shardings of later steps.
     state = jax.tree.map(
         lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
         state, sparsejax.state_specs(state),
@@ -77,7 +77,7 @@ def start(tx, mesh):
 
 
 def placed(rows, mesh):
-    """The rows, of which this process hands over its own."""
+    """The global array of `rows`; each process provides its own rows."""
     own = rows.reshape(jax.process_count(), -1, *rows.shape[1:])[jax.process_index()]
     sharding = NamedSharding(mesh, P("data"))
     return jax.make_array_from_process_local_data(sharding, own, rows.shape)
@@ -106,12 +106,12 @@ def pending(state):
 
 
 def fetched(tree):
-    """All of every array, on the host of each process."""
+    """Fetches the whole of every array to the host of each process."""
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def digest(tree):
-    """Of all bits of all workers."""
+    """A hash of all bits of all workers."""
     content = b"".join(x.tobytes() for x in jax.tree.leaves(fetched(tree)))
     return hashlib.sha256(content).hexdigest()
 
@@ -119,7 +119,7 @@ def digest(tree):
 def save(checkpointer, path, params, state, workers):
     checkpointer.save(path / "tree", (params, state))
     checkpointer.wait_until_finished()
-    # Last, so that a checkpoint without it is known to be incomplete.
+    # Written last: a checkpoint without this file is incomplete.
     if jax.process_index() == 0:
         (path / "workers").write_text(str(workers))
 
@@ -145,7 +145,7 @@ def restore(checkpointer, path, tx, params, mesh):
 
 
 def held_out(params):
-    """The loss on many batches that no step has seen."""
+    """The loss on many batches that training does not use."""
     own = jax.tree.map(lambda p: p.addressable_data(0), params)
     return float(np.mean([loss_of(own, batch_of(1000 + t)) for t in range(16)]))
 

@@ -1,4 +1,4 @@
-"""Bytes without running anything: right arguments, and errors for wrong ones."""
+"""`wire_bytes`: correct bytes, and errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_shards_that_nothing_tells_of():
 
 
 def test_workers_axes_are_not_those_of_shards():
-    """Parameters that are spread over the workers' devices count as they are."""
+    """Parameters sharded over the workers' axis count whole."""
     tx, zeros = sparsejax.exdyna(0.1), jnp.zeros(80)
     placed = jax.device_put(zeros, NamedSharding(mesh_of(), P("data")))
     expected = sparsejax.wire_bytes(tx, zeros, workers=4)

@@ -1,4 +1,4 @@
-"""Accumulation piece by piece is the accumulation of the whole, where it is used."""
+"""Accumulation piece by piece equals accumulation in one go."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sparsejax._gradient import Gradient
 from sparsejax._layout import Layout
 from tests.harness import flat, gradients, run
 
-# Leaves of less than a piece beside each other and alone, of a piece, of several with
-# and without a rest, of no coordinates, and of two precisions.
+# Leaves shorter than a piece, alone and in sequence; of one piece; of several pieces,
+# with and without a rest; without coordinates; and in two precisions.
 PIECE = 64
 PARAMS = {
     "a": jnp.zeros((3,)),
@@ -44,7 +44,7 @@ def poisoned(step):
 
 
 def both(monkeypatch, make, steps):
-    """The steps of `make()` when accumulated at once, and by piece."""
+    """The steps of `make()` with accumulation in one go, and by piece."""
     monkeypatch.setattr(_gradient, "_PIECE", PIECE)
     monkeypatch.setattr(_xla, "barriers_are_dropped", lambda: False)
     results = []
@@ -60,7 +60,7 @@ def test_by_piece_as_at_once(monkeypatch, name, nonfinite):
     whole, pieces = both(monkeypatch, lambda: RECIPES[name](nonfinite=nonfinite), 4)
     assert np.any(whole[2][2].report.dropped)
     for one, other in zip(*map(jax.tree.leaves, (whole, pieces)), strict=True):
-        # NumPy takes two NaN for equal in its own types only.
+        # NumPy treats two NaN as equal in its own types only.
         one, other = (np.asarray(x, np.float64) for x in (one, other))
         np.testing.assert_array_equal(one, other)
 
@@ -82,7 +82,7 @@ def test_rows_are_joined_where_they_are_small(monkeypatch):
     layout = Layout.of(leaves)
     rows = Gradient.of(leaves, layout, jnp.zeros((1, layout.n))).rows
     assert [row.size for row in rows] == [38, PIECE, 2 * PIECE, 1, PIECE + 1, 9]
-    # With nothing to overwrite, one row.
+    # Without a residual to overwrite, there is one row.
     (whole,) = Gradient.of(leaves, layout, ()).rows
     np.testing.assert_array_equal(
         jnp.concatenate([row.astype(jnp.float32) for row in rows], axis=1), whole

@@ -12,7 +12,7 @@ import sparsejax
 ROOT = pathlib.Path(sparsejax.__file__).parent
 
 # A module may import from strictly lower layers, and from its own package. The longest
-# name decides.
+# matching name decides the layer.
 LAYERS = (
     {"_checks", "_nesting", "_workers"},
     {"_xla"},
@@ -27,7 +27,7 @@ LAYERS = (
     {"examples"},
     {"bench"},
 )
-# Rooms that only some may enter: who they are, beside the room itself.
+# Rooms with limited access: the modules outside that may import each of them.
 DOORS = {
     "placement": {"__init__"},
     "placement._markers": {"__init__", "_transform", "_entry", "_views", "exchanges"},
@@ -35,7 +35,7 @@ DOORS = {
     "placement._allocation": {"_transform"},
     "planning": {"__init__"},
 }
-# What a room may import from outside.
+# The modules outside that a room may import.
 INWARD = {"vectors": {"_workers", "_xla"}, "_xla": {"_workers"}}
 MOST_PRIVATE_MODULES = 12
 MOST_LINES = 350
@@ -59,7 +59,7 @@ def _name(path):
 
 
 def _entry(module, entries):
-    """The longest of `entries` that `module` is, or lies in; None without any."""
+    """The longest of `entries` that is `module` or contains `module`, or None."""
     parts = module.split(".")
     names = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
     return next((name for name in names if name in entries), None)
@@ -72,7 +72,7 @@ def _layer(module):
 
 
 def _imported(tree):
-    """Modules of the package that a module imports when it runs, by dotted name."""
+    """Dotted names of the package's modules that a module imports at run time."""
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -133,7 +133,7 @@ def test_few_rooms_in_the_hall():
 
 
 def test_no_import_circle():
-    """Of modules that run each other, none can run first."""
+    """Modules in a circle could not be imported first."""
     graph = {_name(path): set(_imported(tree)) & NAMES for path, tree in MODULES}
     done: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Arguments out of their range, or of another type, are named with what is expected."""
+"""Errors for arguments of a wrong type or out of range name the expected values."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_other_arguments(call, error, message):
 
 
 def test_injected_seeds():
-    """`inject_hyperparams` makes arrays of them, which serve as well."""
+    """`inject_hyperparams` turns seeds into arrays, which work too."""
     tx = optax.inject_hyperparams(sparsejax.random_k, static_args=("density",))(0.1)
     with jax.set_mesh(mesh_of()):
         assert tx.init(PARAMS).hyperparams["seed"] == 0

@@ -24,7 +24,7 @@ KEYS = {
 
 
 def _run(*arguments):
-    """Runs the benchmark in a process of its own, as its flags are set before jax."""
+    """Runs the benchmark in its own process, since it sets flags before jax starts."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, "-m", "sparsejax.bench", *arguments],
@@ -71,7 +71,7 @@ def test_local_devices(tmp_path):
 
 
 def test_scale_needs_no_preparation(tmp_path):
-    """The devices of the largest number of workers are made by the command."""
+    """The command makes devices for the largest number of workers."""
     file = tmp_path / "rows.json"
     done = _run("scale", "--recipe", "micro", "--n", "4000000", "--json", str(file))
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,7 @@ def test_pack_and_unpack(m, share, seed):
 
 
 def test_vectors_of_any_length_are_packed_as_fast():
-    """Padded to whole blocks, they took ten times as long on CPU."""
+    """With padding to whole blocks, they took ten times as long on CPU."""
     runs, times = [], [[], []]
     for n in (1 << 20, (1 << 20) + 33):
         pack_positive = jax.jit(
@@ -137,7 +137,7 @@ def test_positions_of_any_ascending_ranks(share, seed, limit):
 
 @pytest.mark.parametrize("start", [0, 32 * 5, 32 * 8, 968])
 def test_positions_after_empty_blocks(start):
-    # Several blocks begin at the same offset here, and only the last has bits.
+    # Several blocks begin at the same offset, and only the last has set bits.
     flags = np.zeros(1000, bool)
     flags[start : start + 32] = True
     expected = positions_oracle(flags, np.arange(700))

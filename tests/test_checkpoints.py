@@ -1,4 +1,4 @@
-"""Saving, restoring, and going on with another number of workers."""
+"""Checkpoints: save, restore, and continue with another number of workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_orbax_round_trip(kind, tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "saved", tree)
         checkpointer.wait_until_finished()
-        # The target comes from `init` alone, as after a restart.
+        # As after a restart, only `init` gives the target.
         fresh_params, fresh_state = made.start()
         target = {"params": fresh_params, "state": fresh_state, "step": jnp.int32(0)}
         restored = checkpointer.restore(tmp_path / "saved", _abstract(target))
@@ -74,7 +74,7 @@ def test_orbax_round_trip(kind, tmp_path):
 
 
 def test_orbax_with_nnx(tmp_path):
-    """The state that `nnx.split` gives, and only the marker tells who owns a row."""
+    """The state from `nnx.split`, in which only the marker tells the owner of a row."""
     mesh = mesh_of()
     with jax.set_mesh(mesh):
         model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
@@ -117,7 +117,7 @@ def test_resize_conserves_the_mean_pending_gradient():
         np.testing.assert_allclose(
             trace.mean(axis=0), momentum.mean(axis=0), rtol=1e-6, atol=1e-6
         )
-        # What does not depend on the number of workers stays.
+        # State that does not depend on the number of workers stays.
         assert int(state[1].step) == 4
         assert int(state[2][0].count) == 4
         assert flat(state[2][0].mu).any()
@@ -134,7 +134,7 @@ def test_resize_to_as_many_keeps_all():
 
 
 def test_resized_state_trains_on():
-    """The next update sends what is pending, at the density asked for."""
+    """The next update sends pending gradients, at the given density."""
     tx = sparsejax.exdyna(0.05)
     eight = trainer(tx)
     params, state = eight.start()
@@ -160,7 +160,7 @@ def test_resized_state_trains_on():
 
 
 def test_resize_of_per_worker_counters():
-    """Moments are averaged, and the count that corrects their bias stays."""
+    """Moments are averaged, and the count for their bias correction stays."""
     tx = sparsejax.per_worker(optax.scale_by_adam())
     state = sparsejax.init(tx, jnp.zeros(3), mesh_of())
     inner = state.per_worker._replace(
@@ -217,7 +217,7 @@ def test_resize_of_a_foreign_state():
 
 
 def _astray(mesh, spec, shape):
-    """An array of zeros in which the copy on the last device is off by one bit."""
+    """An array of zeros whose copy on the last device is off by one bit."""
     sharding = NamedSharding(mesh, spec)
     part = sharding.shard_shape(shape)
     copies = [np.zeros(part, np.float32) for _ in range(mesh.size)]
@@ -242,7 +242,7 @@ def test_check_replicas():
 
 
 def test_check_replicas_of_shards():
-    """Copies of the same shard are compared, different shards are not."""
+    """Compares copies of the same shard, and no different shards."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     good = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("model")))
     sparsejax.check_replicas(good, mesh)
@@ -251,7 +251,7 @@ def test_check_replicas_of_shards():
 
 
 def test_state_is_independent_of_capacity():
-    """Another density takes over the same state."""
+    """A transformation with another density accepts the same state."""
     first, second = sparsejax.exdyna(0.25), sparsejax.exdyna(0.01)
     made = trainer(first)
     _, state, _ = made.advance(*made.start(), gradients(0))

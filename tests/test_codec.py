@@ -1,4 +1,4 @@
-"""Codes for ascending indices: round trips, and the sizes they promise."""
+"""Codes for ascending indices: round trips and sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from sparsejax.vectors import _codec
 
-# Few shapes and many lists: each shape is compiled once.
+# There are few shapes and many lists, since each shape is compiled once.
 SHAPES = [(1, 1), (1, 7), (5, 3), (31, 1000), (32, 32), (33, 65_535), (70, 2**31 - 1)]
 
 
@@ -86,7 +86,7 @@ def test_extremes(name, slots):
 
 
 def test_the_cheapest_code_is_close_to_the_bound():
-    """About 2 bits above log2(n / k) a slot, where no code can do better than 1.44."""
+    """Takes about log2(n / k) + 2 bits per slot; the bound is log2(n / k) + 1.44."""
     for n, k in [(10**6, 10**4), (10**7, 10**4), (10**6, 125), (2**31 - 1, 10**5)]:
         bits = 8 * _codec.cheapest(k, n).size / k
         bound = math.log2(math.e * n / k)

@@ -28,7 +28,7 @@ def test_density_follows_the_schedule(recipe):
     for t, (_, updates, state) in enumerate(run_simulated(tx, 8)):
         wanted = int(0.25 * 0.5 ** (t / 2) * N)
         report = sparsejax.report(state)
-        if recipe is sparsejax.topk:  # each worker chooses as many, and pairs build up
+        if recipe is sparsejax.topk:  # each worker sends its own pairs, which add up
             assert report.demand.tolist() == [wanted] * WORKERS
         else:
             assert int(report.sent) == np.count_nonzero(flat(updates)) == wanted
@@ -36,7 +36,7 @@ def test_density_follows_the_schedule(recipe):
 
 @every_recipe
 def test_constant_schedule_equals_the_number(recipe):
-    """Bit by bit: the same quotas, parts and thresholds."""
+    """Quotas, parts and thresholds are equal bit by bit."""
     fixed = run_simulated(recipe(0.1), 6)
     scheduled = run_simulated(recipe(lambda step: 0.1, max_density=0.1), 6)
     for (_, mine, state), (_, theirs, other) in zip(fixed, scheduled, strict=True):
@@ -59,7 +59,7 @@ def test_unbiased_random_k_takes_no_schedule():
 
 
 def test_warm_up_from_everything():
-    """From the dense mean down to one coordinate: never none, never too many."""
+    """From the dense mean down to one coordinate: at least one, and never too many."""
     tx = sparsejax.exdyna(optax.linear_schedule(1.0, 0.0, 4), max_density=1.0)
     sent = []
     for drawn, updates, state in run_simulated(tx, 6):
@@ -86,7 +86,7 @@ def test_live_count_is_the_static_one(n):
     for density in (1e-6, 0.01, 0.29, 1 / 3, 0.07, 1.0):
         most = target_count(1.0, n)
         live = int(live_count(lambda step, d=density: d, jnp.int32(3), n, most))
-        # float32 has 24 bits: exact below that, off by the last bit above.
+        # float32 is exact below 24 bits, and off by the last bit above.
         assert abs(live - target_count(density, n)) <= (n >= 2**23)
 
 
@@ -102,7 +102,7 @@ def test_traced_quotas_are_the_static_ones():
 
 
 def test_published_threshold_chases_the_schedule():
-    """`staircase` compares with the target of the step, not with the largest one."""
+    """`staircase` compares with the target of the step, not with the largest target."""
     rule = thresholds.staircase()
     demand, threshold = jnp.array([50, 50]), jnp.zeros(2)
     for target in (80, 100, 200):
@@ -114,7 +114,7 @@ def test_published_threshold_chases_the_schedule():
 
 
 def test_state_is_that_of_a_fixed_density():
-    """Another density, or a schedule of it, takes over the same state."""
+    """A transformation with another density, or a schedule, accepts the same state."""
     fixed = sparsejax.exdyna(0.2)
     tx = sparsejax.exdyna(optax.constant_schedule(0.02), max_density=0.3)
     first, second = (sparsejax.simulate(t, workers=WORKERS) for t in (fixed, tx))

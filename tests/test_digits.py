@@ -1,4 +1,4 @@
-"""The example: one table, and JSON that says the same."""
+"""The example: one table, and JSON with the same numbers."""
 
 from __future__ import annotations
 

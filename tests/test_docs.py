@@ -40,9 +40,9 @@ def _sections(docstring):
 def test_docstring(name):
     documented = PUBLIC[name]
     docstring = documented.__doc__ or ""
-    assert len(docstring.splitlines()[0]) > 20, "one line that says what it is"
+    assert len(docstring.splitlines()[0]) > 20, "one line that describes the object"
     assert "Example" in _sections(docstring)
-    # Pytest runs it with all other doctests.
+    # Pytest runs the example with all other doctests.
     assert doctest.DocTestParser().get_examples(docstring)
     if inspect.isclass(documented):
         fields = getattr(documented, "_fields", ())

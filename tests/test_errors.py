@@ -55,7 +55,7 @@ def test_init_without_mesh_names_the_remedies():
 
 
 def _update(tx, gradients, state, params=PARAMS):
-    """Traces one update with `gradients` as they are inside the axis."""
+    """Traces one update with `gradients`, as inside the axis."""
     specs = sparsejax.state_specs(state, "data")
     return jax.eval_shape(
         jax.shard_map(
@@ -85,7 +85,7 @@ def test_integer_gradients():
         (lambda g: g | {"extra": g["bias"]}, r"`\['extra'\]` of shape \(20,\) instead"),
         (lambda g: {k: v for k, v in g.items() if k != "unused"}, "3 leaves instead"),
         (lambda g: g | {"bias": g["bias"][:, :5]}, r"shape \(5,\) instead of"),
-        # As many coordinates, in other places.
+        # Equally many coordinates, in other places.
         (lambda g: g | {"kernel": g["kernel"].swapaxes(1, 2)}, r"shape \(20, 30\)"),
     ],
 )
@@ -124,7 +124,7 @@ def _loss(w, x):
 
 
 def test_already_reduced_gradients():
-    """`jax.grad` with respect to replicated parameters sums over workers."""
+    """`jax.grad` with respect to replicated parameters sums over the workers."""
     tx = sparsejax.exdyna(0.5)
     w = jnp.ones(4)
     state = sparsejax.init(tx, w, mesh_of())

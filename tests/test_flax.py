@@ -1,4 +1,4 @@
-"""Linen's TrainState and nnx's Optimizer: where their state lives, and one step."""
+"""Linen's TrainState and nnx's Optimizer: the place of their state, and one step."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_nnx_jit_of_the_constructor(kind):
 
 
 def test_reports_in_a_split_state():
-    """nnx turns reports into dicts; they are the same reports."""
+    """nnx turns reports into dicts; `report` returns the same reports."""
     tx = optax.chain(sparsejax.zen(1.0), sparsejax.dense())
     with jax.set_mesh(mesh_of()):
         model = nnx.Linear(FEATURES, OUTPUTS, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""What the compiled step does with memory, and what it must not contain."""
+"""The compiled step: its memory, and operations that must not occur."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = {"a": (784, 512), "b": (512,), "c": (512, 512), "d": (512,), "e": (512,
 N = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
-# The others need barriers, which XLA:CPU drops before jax 0.11.
+# Other recipes need barriers, which XLA:CPU drops before jax 0.11.
 WITHOUT_COPIES = ["exdyna", "micro"]
 if jax.__version_info__ >= (0, 11):
     WITHOUT_COPIES += ["dgc", "random_k", "topk", "sidco"]
@@ -64,11 +64,11 @@ every_recipe = pytest.mark.parametrize("name", ["exdyna", "micro"])
 
 @every_recipe
 def test_temporaries(name):
-    """The gradient, and the update that takes over its memory once it is dead."""
+    """Temporaries hold the gradient; later the update reuses the gradient's memory."""
     memory = compiled(name).memory_analysis()
     dense = compiled("dense").memory_analysis()
     assert memory.temp_size_in_bytes <= dense.temp_size_in_bytes + 1.1 * 4 * N
-    # Leaf by leaf, the gradient needs no second place.
+    # With accumulation leaf by leaf, the gradient needs no second copy.
     most = 2.1 if jax.__version_info__ < (0, 11) else 1.2
     assert memory.temp_size_in_bytes <= most * 4 * N
     # Parameters and residual are overwritten.
@@ -84,7 +84,7 @@ def test_no_copy_of_the_whole_vector(name):
         if re.search(r"= \S+ copy(-start)?\(", line) and re.search(rf"\b{N}\b", line)
     ]
     assert not copies
-    assert re.search(rf"f32\[(1,)?{N}\]", text)  # the vector would be found by name
+    assert re.search(rf"f32\[(1,)?{N}\]", text)  # the pattern finds the vector
 
 
 @every_recipe
@@ -104,4 +104,4 @@ def test_nothing_sorts(name):
     text = compiled(name).as_text()
     assert not re.search(r"\b(sort|topk|custom-call)\(", text, re.IGNORECASE)
     assert "TopK" not in text
-    assert re.search(r"\bscatter\(", text)  # so opcodes are found as written here
+    assert re.search(r"\bscatter\(", text)  # the pattern finds opcodes

@@ -46,7 +46,7 @@ def test_tuple_of_axes_is_one_axis(kind):
 
 @kinds
 def test_two_level_cluster(kind):
-    """A dense mean inside each host, sparse between hosts."""
+    """A dense mean inside each host, a sparse exchange between hosts."""
     mesh, axes = make_mesh((4, 2), ("host", "local"), kind), ("host", "local")
     tx = make_tx("host")
     state = sparsejax.init(tx, start_params(), mesh)
@@ -55,7 +55,7 @@ def test_two_level_cluster(kind):
     assert all(s.data.shape == (1, 120) for s in memory.addressable_shards)
 
     def step(params, state, x):
-        # With respect to both axes, so that no gradient is summed behind our back.
+        # Both axes are named, so `grad` does not sum over any of them.
         _, grads = sparsejax.value_and_grad(loss_of, axis_name=axes)(params, x)
         grads = jax.lax.pmean(grads, "local")
         updates, state = tx.update(grads, state, params)
@@ -99,7 +99,7 @@ def test_forgotten_local_mean_names_the_axes():
     ):
         _two_level_step(mesh, both, pmean=False)
     _two_level_step(mesh, both, pmean=True)
-    # The gradients of parameters that are equal over "local" were summed over it.
+    # Gradients of parameters that are equal over "local" were summed over "local".
     with pytest.raises(
         ValueError, match=r"value_and_grad: .*summed over it\. Name all"
     ):
@@ -107,7 +107,7 @@ def test_forgotten_local_mean_names_the_axes():
 
 
 def test_defaults_of_make_mesh():
-    """Explicit axes today: nothing has to be said about kinds."""
+    """The default is explicit axes: users need not name the kind of an axis."""
     mesh = jax.make_mesh((8,), ("data",))
     tx = make_tx("data")
     state = sparsejax.init(tx, start_params(), mesh)

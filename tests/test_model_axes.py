@@ -30,7 +30,7 @@ from tests.mesh_training import (
 @kinds
 @pytest.mark.parametrize("model", [AUTO, EXPLICIT])
 def test_automatic_model_axis(kind, model):
-    """Manual over "data" only; what varies over "model" is the compiler's business."""
+    """Manual over "data" only; the compiler shards over "model"."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, model))
     tx = make_tx("data")
     with jax.set_mesh(mesh):
@@ -62,7 +62,7 @@ def _sharded(mesh, specs=PARAM_SPECS):
 
 
 def _loss_of_shard(params, x):
-    """Column-parallel, then row-parallel: this shard's part of the outputs, summed."""
+    """Column-parallel, then row-parallel layers; sums the shards' parts of outputs."""
     outputs = jnp.tanh(x @ params["w1"]) @ params["w2"]
     return jnp.mean((jax.lax.psum(outputs, "model") - 1.0) ** 2)
 
@@ -79,7 +79,7 @@ def _model_step(tx):
 @kinds
 @pytest.mark.parametrize("nonfinite", ["drop", "propagate"])
 def test_manual_model_axis(kind, nonfinite):
-    """Each shard is sparsified by itself, among the workers that hold it."""
+    """Each shard is sparsified separately, among the workers that hold this shard."""
     mesh = make_mesh((4, 2), ("data", "model"), kind)
     tx = sparsejax.per_shard(
         optax.chain(
@@ -147,7 +147,7 @@ def test_init_of_shards_inside_the_axes():
         assert state.per_shard.memory.per_worker.shape == (1, 1, 60)
         step = _model_step(tx)
 
-        def body(carry, _):  # the state is a legal carry from the start
+        def body(carry, _):  # the first state is already a legal carry
             return step(*carry, x), None
 
         (params, _), _ = jax.lax.scan(body, (params, state), length=3)

@@ -26,9 +26,9 @@ def _rows(*choices):
 
 
 STEPS, BAD_WORKER = 6, 5
-# Beyond it a sum over the workers may not be finite.
+# Beyond this limit a sum over the workers may not be finite.
 _LIMIT = float(jnp.finfo(jnp.float32).max) / (2 * WORKERS)
-# Which value comes in which step.
+# The bad value of each step.
 BAD = {1: np.nan, 3: np.inf, 4: -np.inf}
 
 
@@ -50,7 +50,7 @@ def _dropped(t):
     return (np.arange(WORKERS) == BAD_WORKER) & (t in BAD)
 
 
-# Variants of a recipe on real devices only: what differs in `simulate` is the recipe's.
+# Variants of a recipe run on real devices only: under `simulate` they add nothing.
 @_rows((CASES, run), (RECIPES, run_simulated))
 def test_drop_leaves_one_gradient_out(case, runner):
     spoilt = runner(case.make(), STEPS, stream=_spoilt)
@@ -65,7 +65,7 @@ def test_drop_leaves_one_gradient_out(case, runner):
             np.testing.assert_array_equal(residuals(state), residuals(other))
 
 
-# The branch is around all of a recipe, whose variants cannot differ in it.
+# The branch encloses the whole recipe, so variants cannot differ.
 @_rows((RECIPES, run), (RECIPES[:3], run_simulated))
 def test_propagate_poisons_one_step_and_nothing_else(case, runner):
     before = None
@@ -79,7 +79,7 @@ def test_propagate_poisons_one_step_and_nothing_else(case, runner):
         else:
             assert np.isfinite(flat(updates)).all()
         before = residuals(state) if case.memory else None
-    # Without anything to poison, the policies agree.
+    # Without bad values, the policies agree.
     for (_, mine, _), (_, theirs, _) in zip(
         runner(tx, 2), runner(case.make(), 2), strict=True
     ):
@@ -91,7 +91,7 @@ def test_what_is_accumulated_is_cut():
 
     def stream(t):
         drawn = jax.tree.map(jnp.zeros_like, gradients(t))
-        # Alone in a part that can send one coordinate: two stay behind.
+        # These share a part that can send one coordinate, so the others wait.
         drawn["kernel"] = drawn["kernel"].at[1, 0, :4].set(0.75 * _LIMIT)
         return drawn
 
@@ -105,7 +105,7 @@ def test_what_is_accumulated_is_cut():
 @parametrize(RECIPES)
 @pytest.mark.parametrize(("size", "places"), [(0.99, 1), (12, 1), (12, 2)])
 def test_all_workers_near_the_largest_number(case, size, places):
-    """Finite numbers whose sum over the workers is not: nothing breaks for good."""
+    """Finite numbers with an infinite sum over the workers do no lasting damage."""
 
     def stream(t):
         drawn = gradients(t)
@@ -124,7 +124,7 @@ def test_all_workers_near_the_largest_number(case, size, places):
 
 @parametrize(RECIPES)
 def test_many_huge_numbers_that_cancel(case):
-    """Finite numbers whose sum is finite, and that of their magnitudes is not."""
+    """Finite numbers with a finite sum, but an infinite sum of magnitudes."""
 
     def stream(t):
         drawn = gradients(t)

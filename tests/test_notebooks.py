@@ -12,17 +12,17 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# What a reader waits for on two cores; here only so that a hang ends.
+# Ends a notebook that hangs; readers wait much less, even on two cores.
 TIMEOUT = 600
 
-# One after the other: each of them keeps both cores busy.
+# Notebooks run one after the other: each keeps both cores busy.
 pytestmark = pytest.mark.xdist_group("notebooks")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def execute(notebook, directory, **variables):
     """Runs all cells of `notebook` in place, with the interpreter of the tests."""
-    # Without the tests' own settings: a notebook says how many devices it wants.
+    # Removes the tests' own settings: a notebook sets its number of devices.
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -64,7 +64,7 @@ def test_plots_are_kept_and_it_ends_with_asserts(path):
     assert all(cell.execution_count for cell in cells)
     assert not any(o.output_type == "error" for cell in cells for o in cell.outputs)
     assert "assert " in cells[-1].source
-    # Nothing of the machine that it ran on.
+    # The file contains no path of the machine.
     assert str(ROOT) not in path.read_text()
 
 

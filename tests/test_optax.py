@@ -1,4 +1,4 @@
-"""Inside optax's combinators, and what is refused there."""
+"""Sparsifiers inside optax's combinators, and the combinators that are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_partition_exchanges_each_group_its_own_way():
 
 
 def test_masked_leaves_pass_through_local():
-    """What is masked out is not exchanged: that stays the user's business."""
+    """Masked leaves are not exchanged: their mean is the user's task."""
     tx = optax.chain(
         optax.masked(sparsejax.exdyna(0.05), {k: k == "kernel" for k in PARAMS}),
         optax.masked(sparsejax.dense(), {k: k != "kernel" for k in PARAMS}),
@@ -81,7 +81,7 @@ def test_clipping_before_weight_decay_and_schedules_after():
     assert sparsejax.report(state).sent == int(0.05 * N)
     rows = flat(drawn, (WORKERS,))
     clipped = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    # Everywhere the decay, and where something was delivered the clipped mean as well.
+    # Every coordinate has the decay; delivered ones also have the clipped mean.
     delivered = flat(updates) / -0.5 - 0.1
     np.testing.assert_allclose(
         delivered,
@@ -102,7 +102,7 @@ def test_muon_after_the_sparsifier():
 
 
 def test_schedule_free_after_the_sparsifier():
-    """`schedule_free` wraps the optimizer; the sparsifier goes in front of it."""
+    """`schedule_free` wraps the optimizer; the sparsifier comes before."""
     tx = optax.chain(
         sparsejax.exdyna(0.05),
         optax.contrib.schedule_free(optax.sgd(0.1), learning_rate=0.1),
@@ -124,7 +124,7 @@ inner = pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 
 
 def _refused(wrap, inner, match):
-    """Neither `init` nor `update`, also with a state that was made unwrapped."""
+    """`init` and `update` raise, also with a state of the unwrapped transformation."""
     wrapped = wrap(inner)
     with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match=f"init: .*{match}"):
         wrapped.init(PARAMS)
@@ -161,7 +161,7 @@ def test_apply_if_finite_is_refused(inner):
 
 
 def test_the_fixes_work():
-    """What the two errors recommend runs."""
+    """The remedies in both errors run."""
     tx = optax.chain(sparsejax.exdyna(0.1), optax.apply_if_finite(optax.sgd(0.1), 3))
     _, updates, _ = _last(tx)
     assert flat(updates).any()

@@ -1,4 +1,4 @@
-"""Partitions: bounds are legal whatever happened, and follow their oracles."""
+"""Partitions: bounds are legal for any history, and follow their oracles."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compiled(name, n, w, target):
 def test_parts_rotate_and_by_part_undoes_it(step):
     parts = partitions.parts_of(jnp.int32(step), 8)
     assert parts.tolist() == [(step + r) % 8 for r in range(8)]
-    # A fact of worker r about its part ends up at that part's place.
+    # `by_part` puts each worker's fact at the place of the worker's part.
     assert partitions.by_part(parts, jnp.int32(step), 8).tolist() == list(range(8))
     rows = jnp.stack([parts, parts], axis=1)
     assert partitions.by_part(rows, jnp.int32(step), 8)[:, 1].tolist() == [*range(8)]
@@ -139,7 +139,7 @@ def test_bounds_are_legal_whatever_happened(name, n, w, target, seed):
         assert (lengths >= 0).all()
         assert lengths.max() <= span
         if name == "balanced":
-            # A part that cannot hold its quota would leave the target unmet.
+            # If a part could not hold its quota, the target would be missed.
             quotas = reference.quotas_of(0, n, target, w)
             assert (lengths >= min(quotas.max(), n // w)).all()
         demand = rng.integers(0, 2 ** rng.integers(1, 16), w).astype(np.int32)
@@ -147,7 +147,7 @@ def test_bounds_are_legal_whatever_happened(name, n, w, target, seed):
         if rng.random() < 0.5:
             threshold = rng.lognormal(sigma=2, size=w).astype(np.float32)
         histogram = rng.integers(0, size + 1, count).astype(np.int32)
-        # All that was delivered in few blocks, or nothing.
+        # Deliveries in all blocks, in few, or in none.
         histogram[rng.random(count) < rng.choice([0.0, 0.99, 1.0])] = 0
         new = adapt(state, demand, threshold, histogram)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
@@ -190,13 +190,13 @@ def test_published_moves_as_the_published_program_does(seed):
     oracle = reference.Published(n, w, target / n, moving=True)
     facts = (np.ones(w, np.float32), np.zeros(partitions.blocks(n, w)[0], np.int32))
     state, moved = init(), False
-    # Enough steps in one direction for the guard to bite.
+    # Enough steps in one direction to reach the least size.
     tilt = np.geomspace(1, 40, w)
     for t in range(150):
         np.testing.assert_array_equal(bounds(state), oracle.bounds())
         counts = rng.poisson(20 * tilt) * (rng.random() > 0.05)
         if t % 2:
-            # So near the mean that a moved block decides about the next pair.
+            # Counts so near the mean that a moved block changes the next pair.
             counts = rng.integers(900, 1100, w)
         before = oracle.blocks
         oracle.blocks = reference.published_move(
@@ -224,7 +224,7 @@ def test_balanced_moves_as_its_oracle_does(n, w, target):
             oracle.mean, oracle.cuts, oracle.least, threshold, histogram
         )
         state = adapt(state, np.full(w, 48), threshold, histogram)
-        # Where a quantile falls in the middle of a block, rounding may decide.
+        # If a quantile falls in the middle of a block, rounding may decide.
         cuts = np.searchsorted(
             np.arange(oracle.B) * oracle.size, np.asarray(bounds(state))
         )

@@ -1,4 +1,4 @@
-"""Where state lives: per-worker rows on their own devices."""
+"""Placement of state: per-worker rows are on their own devices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_init_inside_jit(kind):
 
 @kinds
 def test_init_on_abstract_shapes(kind):
-    """What a checkpoint is restored into, without allocating anything."""
+    """The target of a restored checkpoint, without allocation."""
     tx = optax.chain(sparsejax.exdyna(0.05), optax.sgd(0.1))
     mesh = mesh_of(kind=kind)
     with jax.set_mesh(mesh):
@@ -76,7 +76,7 @@ def test_init_on_abstract_shapes(kind):
     assert specs[0].memory.per_worker == P("data")
     if kind == AxisType.Explicit:
         assert memory.sharding.spec[0] == "data"
-    # Placed by the specs, a device has its own row and no other.
+    # With the placement by the specs, each device has its own row only.
     placed = jax.jit(
         lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state),
         out_shardings=jax.tree.map(lambda s: jax.NamedSharding(mesh, s), specs),
@@ -103,7 +103,7 @@ def test_init_inside_the_axis_gives_the_view_of_one_worker():
         state = tx.init(PARAMS)
         assert state.memory.per_worker.shape == (1, N)
 
-        def body(state, _):  # the state is a legal carry from the start
+        def body(state, _):  # the first state is already a legal carry
             updates, state = tx.update(mine, state)
             return state, updates
 

@@ -13,7 +13,7 @@ import sparsejax
 
 LINK = {"bandwidth": 1e9, "latency": 1e-3}
 N = 100_000
-# A byte takes one second and a message a thousand: sums that can be read.
+# A byte takes one second and a message a thousand, so sums are readable.
 SLOW = {"bandwidth": 8.0, "latency": 1e3}
 COLLECTIVES = {
     "all-reduce": lambda x, axis: jax.lax.psum(x, axis),
@@ -31,7 +31,7 @@ def struct(n):
 
 
 def moving(collective, axis="data"):
-    """A transformation that runs one collective and throws the result away."""
+    """A transformation that runs one collective and ignores the result."""
 
     def update(gradients, state, params):
         collective(gradients, axis)
@@ -80,7 +80,7 @@ def test_more_workers_take_longer(kind, n):
 
 
 def test_many_workers_do_not_wait_for_a_ring():
-    """At 1024 workers a ring passes a few KB on 2046 times, a tree 20 times."""
+    """With 1024 workers a ring takes 2046 messages for a few KB, and a tree 20."""
     tx = moving(COLLECTIVES["all-reduce"])
     found = sparsejax.predict(tx, struct(1000), workers=1024, **LINK)
     assert 20e-3 < found.seconds < 21e-3
@@ -126,7 +126,7 @@ def test_branches_apart():
 
 
 def test_hops_of_marsits_ring_count_one_by_one():
-    """w - 1 messages of a segment each, and a gather."""
+    """There are w - 1 messages of one segment each, and an all-gather."""
     slow, fast = (
         sparsejax.predict(
             sparsejax.marsit(None), struct(N), workers=8, bandwidth=1e9, latency=latency
@@ -166,7 +166,7 @@ def test_loops_count_every_turn():
 
 
 def test_axes():
-    """A collective over one of two axes has the workers of that axis."""
+    """A collective over one of two axes counts the workers of that axis."""
     names = ("host", "local")
 
     def found(axis, workers, axis_name):

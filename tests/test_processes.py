@@ -1,4 +1,4 @@
-"""Several real processes: a whole job, what failures end in, and agreement."""
+"""Several real processes: a whole job, failures, and agreement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.processes import running
 from tests.processes_program import STEPS
 from tests.test_readme import README, STARTS
 
-# One after the other: some of them measure times, and each takes all cores.
+# Tests run one after the other: some measure times, and each takes all cores.
 pytestmark = pytest.mark.xdist_group("processes")
 
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def _job(processes, devices, *directories):
-    """What all of its processes say."""
+    """Runs a job and returns the results that its processes print."""
     arguments = ("-m", "tests.processes_program", *map(str, directories))
     with running(*arguments, processes=processes, devices=devices) as started:
         first, *others = [json.loads(p.output().splitlines()[-1]) for p in started]
@@ -39,7 +39,7 @@ def _job(processes, devices, *directories):
 
 @pytest.fixture(scope="module")
 def job_of_four_workers(tmp_path_factory):
-    """What two processes with two devices each said, and their checkpoint."""
+    """The results of two processes with two devices each, and their checkpoint."""
     checkpoint = tmp_path_factory.mktemp("job") / "saved"
     return _job(2, 2, checkpoint), checkpoint
 
@@ -60,7 +60,7 @@ def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
         assert said["started"] == before["saved"]
     else:
         assert said["errors"][0] < 1e-6
-    # The mean: the batches are the same for all numbers of workers.
+    # Losses are comparable: batches are the same for any number of workers.
     assert max(said["losses"]) < before["losses"][0]
     # With two devices each, resized once more.
     assert said["workers"] == processes
@@ -102,7 +102,10 @@ for t in itertools.count(1):
 
 
 def _fails(start, processes, index, how):
-    """Sends the signal `how` to one: the seconds until the others end, their errors."""
+    """Sends the signal `how` to one process; returns the time until the others end.
+
+    Returns the seconds, and the errors of the other processes.
+    """
     with running("-c", start + _ENDLESS, processes=processes, devices=1) as started:
         for process in started:
             process.wait_for("running")
@@ -125,7 +128,7 @@ _cluster.connect(4)
     "start", [_block(STARTS), _AS_EXAMPLES_DO], ids=["readme", "examples"]
 )
 def test_a_killed_process_ends_the_others_within_seconds(start):
-    # In a ring of four one has no connection to the killed one, and sees nothing.
+    # In a ring of four, one process has no connection to the killed process.
     seconds, errors = _fails(start, 4, 2, signal.SIGKILL)
     assert seconds < 20  # heartbeats are missed after 100
     assert any("by peer" in text for text in errors), errors
@@ -187,7 +190,7 @@ print("agreed", jax.process_index())
 
 
 def test_overflow_is_agreed_by_two_processes():
-    """Agreed, dense, reported, and nobody waits for ever."""
+    """All processes average densely and report this, and no process hangs."""
     program = _block(STARTS) + _OVERFLOW
     with running("-c", program, processes=2, devices=2) as started:
         for index, process in enumerate(started):

@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, one block after the other."""
+"""The README's code runs unchanged, one block after the other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 
-# What the first lines of the page take for granted.
+# The imports that the first lines of the page assume.
 PREAMBLE = "import optax\nimport sparsejax\n"
-# Comes first in a program, and in several processes: see test_processes.py.
+# This call starts a program of several processes: see test_processes.py.
 STARTS = "jax.distributed.initialize("
-# What a block must have reached, after it ran.
+# Checks to run after a block.
 CHECKS = {
     "## A complete example": """
 assert loss < 0.2, loss  # from 1

@@ -1,4 +1,4 @@
-"""Training processes that are killed, and that go on with other workers."""
+"""Training processes that are killed, and that continue with other workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _finish(directory, workers, steps):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The result of eight workers in one go, and the checkpoints it left."""
+    """The result of an uninterrupted run with eight workers, and its checkpoints."""
     directory = tmp_path_factory.mktemp("uninterrupted")
     result = _finish(directory, 8, STEPS)
     assert result["first"] == 0
@@ -59,7 +59,7 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
 
 
 def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
-    """The whole job dies, as jobs do, and goes on from what is on the disk."""
+    """The whole job dies, and continues from the checkpoint on disk."""
     expected, _ = uninterrupted
     two = {"processes": 2, "devices": 4}
     with _running(tmp_path, 8, STEPS, **two) as processes:
@@ -88,7 +88,7 @@ def test_from_eight_workers_to_four_to_six(uninterrupted, tmp_path):
     six = _finish(directory, 6, saved + 2 * SAVE_EVERY)
     assert (six["first"], six["rows"]) == (saved + SAVE_EVERY, 6)
     for result in (four, six):
-        # The mean pending gradient is conserved: only rounded to float32.
+        # The mean pending gradient is conserved up to rounding to float32.
         assert result["resize_error"] < 1e-6
         assert result["sent"] == 19
     assert six["steps_of_state"] == saved + 2 * SAVE_EVERY

@@ -22,7 +22,7 @@ INT_MAX = 2**31 - 1
 
 @pytest.fixture(scope="module", autouse=True)
 def _strict_and_small_tiles():
-    # Tiles of 128, so that regions of more than 512 go through the loop.
+    # Tiles of 128, so regions of more than 512 take the loop.
     with (
         pytest.MonkeyPatch.context() as patch,
         jax.numpy_dtype_promotion("strict"),
@@ -50,7 +50,7 @@ naturals = st.one_of(
 @given(naturals, naturals, naturals)
 def test_muldiv_is_exact(a, b, c):
     c = max(c, 1)
-    # The quotient has to fit.
+    # Limits `a` so that the quotient fits.
     a = min(a, (INT_MAX * c + c - 1) // max(b, 1))
     found = scaled(jnp.int32(a), jnp.int32(b), jnp.int32(c))
     assert found.dtype == jnp.int32
@@ -175,7 +175,7 @@ def test_compact_is_the_whole_vector(n, capacity):
 
 
 def test_a_cut_is_evenly_strided():
-    # Coordinate 2 i is the i-th that qualifies: what is kept shows the ranks.
+    # Coordinate 2 i has rank i, so the kept coordinates show the ranks.
     vector = jnp.tile(jnp.array([1.0, 0.0]), 1000)
     cut = jax.jit(
         lambda quota: select_in(vector, 0, 2000, 0.5, quota, span=2000, capacity=300)
@@ -291,7 +291,7 @@ def test_under_vmap_and_shard_map(common):
     specs = tuple(P() if same else P("data") for same in replicated)
     out_specs = (P("data"),) * 5
     if common == "vector":
-        # Nothing of the whole vector varies; its selection is the same everywhere.
+        # The whole vector is replicated, so its selection is replicated too.
         out_specs = (P("data"),) * 3 + (P(),) * 2
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=True

@@ -1,4 +1,4 @@
-"""The language model: Zen's embedding is the dense one, at the formula's bytes."""
+"""The language model: Zen trains like dense, with the bytes of the formula."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_zen_trains_as_dense_does(runs):
     dense, zen = runs["dense"], runs["zen"]
     assert zen.overflow == 0
     assert len(zen.loss) == STEPS
-    # To float32 rounding of the sums of eight gradients, over a few steps.
+    # Equal up to float32 rounding of sums of eight gradients, over a few steps.
     np.testing.assert_allclose(zen.loss, dense.loss, rtol=2e-6)
     assert zen.loss[-1] < zen.loss[0] - 0.1
     assert zen.accuracy == pytest.approx(dense.accuracy, abs=1e-3)

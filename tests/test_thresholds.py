@@ -1,4 +1,4 @@
-"""Threshold rules: the published one follows its recordings, the default its quota."""
+"""Threshold rules: `staircase` follows recordings, and `quota` fills its quota."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _strict():
 
 
 def count_in(x):
-    """The `count` of the part `x`: one pass, all thresholds at once."""
+    """The `count` of the part `x`: all thresholds in one pass."""
     return lambda t: jnp.sum(jnp.abs(x[None]) >= t[:, None], axis=1, dtype=jnp.int32)
 
 
@@ -81,12 +81,12 @@ def test_quota_is_filled_from_any_hint(part, wanted, hint):
     count = np.sum(np.abs(x) >= found)
     assert count >= wanted
     if part == "two values" and wanted < 4000:
-        # No threshold in between: the highest one that reaches the quota.
+        # No threshold lies in between: the highest that reaches the quota is taken.
         assert found == exact
         assert passes <= 15
     else:
         assert count <= wanted * 1.25
-        # Of five ranges one is left after each pass: all 2^31 numbers take 14 passes.
+        # Each pass keeps one of five ranges, so all 2^31 numbers take 14 passes.
         assert passes <= (14 if part == "minute" and wanted == 1 else 9)
     assert found.dtype == np.float32
 
@@ -151,12 +151,12 @@ def test_quota_remembers_only_thresholds_that_are_good_hints():
 def test_quota_expects_thresholds_where_counts_would_be_right():
     rule = thresholds.quota()
     last, state = jnp.full(5, 0.5), jnp.zeros(5)
-    # Parts of 200 of 1000, so that 225 is the middle of what is allowed.
+    # The quota is 200 of 1000, so 225 is the middle of the accepted counts.
     counts = jnp.array([200, 225, 250, 0, 10_000], jnp.int32)
     for target in (1000, jnp.int32(1000)):
         low, right, high, none, many = rule.adapt(state, counts, last, target).tolist()
         assert none < low < right == 0.5 < high < many
-        # Whatever happened, as far as a factor of two in counts may take it.
+        # The hint moves by at most a factor of two in counts.
         assert none == pytest.approx(0.5 * 0.5 ** (1 / 9))
         assert many == pytest.approx(0.5 * 2 ** (1 / 9))
 
@@ -168,7 +168,7 @@ def test_slots_and_limits():
         assert rule.capacity(1, 10, 8) == 1
     quotas = jnp.array([3, 5])
     assert fill.limit(quotas, 4).tolist() == [3, 4]
-    # The published program knows no quota: a message is as full as it gets.
+    # The published program has no quota: messages may be full.
     assert int(stairs.limit(jnp.int32(3), 4)) == 4
 
 
@@ -181,7 +181,7 @@ def test_slack_is_checked(slack):
 
 
 def test_rules_bring_their_partition():
-    """The published threshold moves single blocks, the default follows a histogram."""
+    """The published rule moves single blocks, and the default follows a histogram."""
     assert thresholds.staircase().partition.reads == frozenset()
     assert thresholds.quota().partition.reads == {"histogram"}
 
@@ -205,7 +205,7 @@ def test_rules_run_in_shard_map_and_vmap(make):
 
     def sharded(x):
         facts = find(x[0])
-        # Typed replicated, one worker's threshold would pass for everybody's.
+        # Typed as replicated, one worker's threshold would count for all workers.
         assert jax.typeof(facts[0]).mat.varying == {"data"}
         return jax.tree.map(lambda leaf: leaf[None], facts)
 
@@ -239,7 +239,7 @@ def test_staircase_factors():
 
 
 def published_step(partition, w, target):
-    """One step of a published method on all workers: all that these rules drive."""
+    """One step of a published method on all workers."""
     rule = thresholds.staircase()
 
     @jax.jit
@@ -264,7 +264,7 @@ def published_step(partition, w, target):
 
 @pytest.fixture(scope="module")
 def recordings():
-    """One pass over the recorded stream, with everything that is compared to it."""
+    """One pass over the recorded stream, and the results to compare with recordings."""
     n, w, density, steps, target = 131072, 4, 0.01, 400, 1310
     kinds = {"exdyna": partitions.published(), "micro": partitions.even()}
     golden = {k: np.load(GOLDEN / f"{k}_w4.npz") for k in kinds}

@@ -1,4 +1,4 @@
-"""Bytes in the compiled program at the size of a real model, and what carries them."""
+"""Bytes and collectives in the compiled program, at the size of a real model."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def _floats_on_the_wire(text):
 )
 @pytest.mark.parametrize("workers", [1, 3])
 def test_both_roundings_are_kept(make, workers):
-    """Also where slots do not divide by the workers, and values have no bfloat16."""
+    """Also if w does not divide the slots, and if bfloat16 cannot hold the values."""
     rng = np.random.default_rng(3)
     drawn = rng.laplace(size=(3, workers, 101)).astype(np.float32)
-    # Close to the largest number that is accepted.
+    # Close to the largest accepted number.
     drawn[0, 0, 5] = 3.4e38 / (2 * workers)
 
     def stream(t):

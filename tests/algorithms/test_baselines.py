@@ -1,4 +1,4 @@
-"""What the papers of random-k, hard threshold, DGC and DEFT promise."""
+"""The promises of the papers of random-k, hard threshold, DGC and DEFT."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_samples_are_distinct_and_ascending(n, k):
 
 
 def test_samples_are_uniform():
-    """Single coordinates and neighbours, over many draws: within five deviations."""
+    """Counts of single coordinates and of neighbours are within five deviations."""
     n, k, draws = 60, 12, 4000
     drawn = np.asarray(jax.vmap(lambda seed: draw(seed, n, k))(jnp.arange(draws)))
     chosen = np.zeros((draws, n))
@@ -62,7 +62,7 @@ def test_samples_are_uniform():
 
 
 def test_draws_are_those_of_earlier_versions():
-    """A seed stands for a stream of draws: runs can be repeated."""
+    """A seed always gives the same draws, so runs can be repeated."""
     assert draw(3, 1000, 6).tolist() == [64, 97, 383, 490, 840, 905]
 
 
@@ -108,7 +108,7 @@ def test_hard_threshold():
 
 
 def test_dgc_accumulates_velocities_and_masks_both():
-    """Against the paper's recursion in numpy, on a vector that is sampled whole."""
+    """Compares with the paper's recursion in numpy; the sample is the whole vector."""
     rng = np.random.default_rng(0)
     n, momentum, k = 200, 0.7, 10
     stream = rng.laplace(size=(6, 2, n)).astype(np.float32)
@@ -182,7 +182,7 @@ def test_dgc_momentum_range(momentum):
 
 
 def test_deft_shares_follow_norms():
-    """Layers of different norm, one too small for its share: K* all the same."""
+    """Layers have different norms, and one is smaller than its share: the sum is K*."""
     params = {
         "a": jnp.zeros(1000),
         "b": jnp.zeros((20, 50)),
@@ -201,7 +201,7 @@ def test_deft_shares_follow_norms():
     assert sent["c"] == 10
     assert sent["b"] / sent["a"] == pytest.approx(3, rel=0.15)
     assert sent["d"] == 0
-    # In each layer it is large values that are sent: every owner has its own.
+    # In each layer large values are sent; each owner has its own threshold.
     for name in ("a", "b"):
         mine = np.abs(drawn[name]).reshape(4, -1)
         chosen = np.flatnonzero(updates[0][name])
@@ -215,7 +215,7 @@ def test_deft_allocation():
     assert shares[0] == 10
     assert shares[2] / shares[1] == pytest.approx(2, rel=0.01)
     assert 0 < shares[3] < 1
-    # Nothing but zeros: an even spread.
+    # If all norms are zero, shares are even.
     even = _shares.allocate(jnp.zeros(4), np.full(4, 100, np.int32), 40)
     np.testing.assert_allclose(even, 10, rtol=1e-3)
 
@@ -223,7 +223,7 @@ def test_deft_allocation():
 @pytest.mark.parametrize("goal", [1, 2, 7, 100, 597, 598])
 @pytest.mark.parametrize("workers", [1, 4, 7])
 def test_deft_pieces_hold_what_is_selected_in_them(goal, workers):
-    """Whatever the norms: shares, parts and pieces are exact."""
+    """Shares, parts and pieces are exact for any norms."""
     rng = np.random.default_rng(goal)
     sizes = np.array([1, 500, 3, 90, 5], np.int32)
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
@@ -254,7 +254,7 @@ def test_deft_pieces_hold_what_is_selected_in_them(goal, workers):
     ("scale", "goal"), [(1.1, 20_000_000), (0.9, 20_000_000), (1.0, 20_000_001)]
 )
 def test_deft_shares_that_are_off_still_sum_to_the_target(scale, goal):
-    """Sums of float32 are: by more than one for each layer."""
+    """Float32 sums may be off by more than one coordinate per layer."""
     sizes = np.array([2**30, 2**20, 2**24], np.int32)
     shares = jnp.array([19_000_000.3, 500_000.3, 500_000.4], jnp.float32) * scale
     counts = np.asarray(_shares.rounded(shares, sizes, goal))
@@ -266,7 +266,7 @@ def test_deft_shares_that_are_off_still_sum_to_the_target(scale, goal):
     ("n", "workers", "density"), [(5, 8, 0.2), (600, 4, 0.999), (620, 3, 0.98)]
 )
 def test_deft_delivers_its_target_in_every_step(n, workers, density):
-    """Shares that round to nothing, and layers that are taken whole."""
+    """Also with shares that round to 0, and with layers that are sent whole."""
     rng = np.random.default_rng(1)
     params = {"a": jnp.zeros(2), "b": jnp.zeros((n - 3, 1)), "c": jnp.zeros(1)}
     stream = [

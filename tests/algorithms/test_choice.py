@@ -1,4 +1,4 @@
-"""Which exchange has the fewest bytes, and what decides it."""
+"""`best_exchange`: the exchange with the fewest bytes, by sparsity and overlap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compiled_bytes(name, density, densification, workers, n=N):
 
 
 def densifications(workers):
-    """Without overlap, with half of it, with the same support everywhere."""
+    """Densifications: no overlap, half overlap, the same support everywhere."""
     return {"none": float(workers), "half": (workers + 1) / 2, "full": 1.0}
 
 
@@ -95,7 +95,7 @@ def test_capacities_grow_as_supports_do():
 def test_characteristics_of_known_supports():
     gradients = np.zeros((4, 16), np.float32)
     gradients[0, :4] = 1  # all in the first part
-    gradients[1, 2:6] = -1  # half of it shared with worker 0
+    gradients[1, 2:6] = -1  # half of them shared with worker 0
     gradients[2, ::4] = 3  # even
     found = sparsejax.characteristics({"a": gradients[:, :6], "b": gradients[:, 6:]})
     np.testing.assert_allclose(found.density, [0.25, 0.25, 0.25, 0])
@@ -110,7 +110,7 @@ def test_characteristics_of_known_supports():
 
 
 def test_skewness_of_parts_that_differ_in_length():
-    """Five coordinates in parts of three and two: even ones are not at 1."""
+    """Five coordinates in parts of three and two: even gradients exceed 1."""
     found = sparsejax.characteristics(np.ones((2, 5)))
     np.testing.assert_allclose(found.skewness, [1.2, 1.2])
 

@@ -1,4 +1,4 @@
-"""ExDyna and MiCRO: what their papers and their published programs promise."""
+"""ExDyna and MiCRO: the promises of their papers and published programs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STEPS = 400
 
 @functools.cache
 def _runs(stream):
-    """All runs on a stream, in one pass: drawing it takes longer than a step."""
+    """All runs on a stream, in one pass: to draw the stream takes longest."""
     n, workers, seed = STREAMS[stream]
     runs = {name: _Run(recipe(0.01), n, workers) for name, recipe in RECIPES.items()}
     if stream == "w4":
@@ -112,7 +112,7 @@ def test_published_rule_follows_the_published_program(name):
     "stream", [pytest.param(s, marks=pytest.mark.xdist_group(s)) for s in STREAMS]
 )
 def test_default_rule_meets_the_density(name, stream):
-    """Mean error at most 1 %, worst at most 5 %, and little is left behind."""
+    """The mean error is at most 1 %, the worst 5 %, and residuals stay small."""
     runs, ideal = _runs(stream)
     target = int(0.01 * STREAMS[stream][0])
     reports = [step["report"] for step in runs[name].steps]
@@ -122,7 +122,7 @@ def test_default_rule_meets_the_density(name, stream):
     if stream == "w4":
         assert ideal == pytest.approx(13209, rel=1e-3)
     assert runs[name].residual_l1() <= 1.05 * ideal
-    # Balanced parts are there to make local thresholds agree; fixed ones cannot.
+    # Balanced parts make local thresholds agree; fixed parts cannot.
     spread = np.mean([r.threshold.max() / r.threshold.min() for r in reports[-50:]])
     if name == "exdyna":
         assert spread < (1.05 if stream == "w4" else 1.15)
@@ -132,7 +132,7 @@ def test_default_rule_meets_the_density(name, stream):
 
 @both
 def test_messages_do_not_grow_with_the_number_of_workers(name):
-    """Their size is that of the union, to the rounding of equal shares."""
+    """Their size is the size of the union, up to the rounding of equal shares."""
     n, target = 1 << 20, 10485
     shape = jax.ShapeDtypeStruct((n,), jnp.float32)
     for w in (2, 8, 64, 1024):
@@ -144,7 +144,7 @@ def test_messages_do_not_grow_with_the_number_of_workers(name):
 
 @both
 def test_messages_of_small_models_stay_below(name):
-    """At most 1.3 % of dense bytes at 1 %, with 16-bit indices."""
+    """At density 1 %, with 16-bit indices, at most 1.3 % of the dense bytes."""
     params = jax.ShapeDtypeStruct((38282,), jnp.float32)
     dense = sparsejax.wire_bytes(sparsejax.dense(), params, workers=8).total
     sparse = sparsejax.wire_bytes(RECIPES[name](0.01), params, workers=8).total
@@ -152,7 +152,7 @@ def test_messages_of_small_models_stay_below(name):
 
 
 def test_truncation_never_depends_on_position():
-    """Where too many qualify, every stretch of the part waits alike."""
+    """If too many coordinates qualify, all stretches of the part wait equally often."""
     n, slots = 4096, 64
     tx = sparsejax.micro(0.5, threshold=thresholds.staircase(), capacity=slots)
     simulated = sparsejax.simulate(tx, workers=1)
@@ -165,7 +165,7 @@ def test_truncation_never_depends_on_position():
 
 
 def test_every_coordinate_gets_its_turn():
-    """Constant gradients: nothing starves, although all magnitudes tie."""
+    """With constant gradients all magnitudes tie, and no coordinate starves."""
     n, workers = 640, 4
     simulated = sparsejax.simulate(sparsejax.exdyna(0.05), workers=workers)
     state = simulated.init(jnp.zeros(n))
@@ -179,7 +179,7 @@ def test_every_coordinate_gets_its_turn():
 
 @pytest.mark.parametrize("make", [partitions.even, partitions.published])
 def test_parts_that_read_no_histogram_need_none(make):
-    """Behind an exchange that tells none, as behind `union`."""
+    """They run with an exchange without a histogram as they do with `union`."""
     n, workers = 640, 4
     chooser = sparsifiers.exclusive(
         0.05, partition=make(), threshold=thresholds.quota()
@@ -199,7 +199,7 @@ def test_parts_that_read_no_histogram_need_none(make):
 
 
 def test_large_parts_are_searched_as_usual_ones(monkeypatch):
-    """Steps without a part above twice the average have a program of their own."""
+    """Steps in which no part exceeds twice the average take their own branch."""
     n, workers = 4096, 4
     heavy = jnp.where(jnp.arange(n)[None] < n // 8, 2.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Marsit: single bits around a ring or a torus are right on average, and cheap."""
+"""Marsit: single bits around a ring or a torus are unbiased, and cheap."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_seeds_and_steps():
         for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, again)
-    # Compensation is near g t, so that signs agree with each other in no step.
+    # The compensation is near g t, so the signs of two steps never agree.
     for a, b in [(first[0], other[0]), (first[1], first[2]), (first[2], first[3])]:
         assert 0.2 < np.mean(a != b) < 0.6
 
@@ -150,12 +150,12 @@ def test_an_overflowing_mean_square_keeps_the_scale():
 
 
 def test_the_invariant_holds_over_500_steps():
-    """`x + mean(c)` moves by exactly the mean of what goes in, with a schedule."""
+    """`x + mean(c)` moves by exactly the mean of the inputs, also with a schedule."""
     n, w, steps = 333, 8, 500
     schedule = optax.cosine_decay_schedule(0.1, steps)
     tx = optax.chain(optax.scale_by_learning_rate(schedule), sparsejax.marsit(70))
     made = sparsejax.simulate(tx, workers=w)
-    # Workers that pull in different directions are the hard case.
+    # Workers pull in different directions, which is the hard case.
     pull = jax.random.normal(jax.random.key(0), (w, n))
 
     def step(carry, t):
@@ -182,7 +182,7 @@ def test_the_invariant_holds_over_500_steps():
     "local", [optax.trace(decay=0.9), optax.scale_by_adam()], ids=["momentum", "adam"]
 )
 def test_local_momentum_and_adam(local):
-    """What goes in is each worker's own; the invariant is about that."""
+    """The invariant holds for each worker's own input."""
     chain = (sparsejax.per_worker(local), optax.scale_by_learning_rate(0.1))
     tx = optax.chain(*chain, sparsejax.marsit(period=4))
     plain = run_simulated(optax.chain(*chain, sparsejax.dense()), 7)

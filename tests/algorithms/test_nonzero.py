@@ -1,4 +1,4 @@
-"""Which units are not zero, and how many coordinates a unit has."""
+"""The sparsifier `nonzero`: the non-zero units, and the coordinates of a unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single bits, merged hop by hop around a ring or a torus, are right on average."""
+"""Single bits, merged hop by hop around a ring or a torus, are unbiased."""
 
 from __future__ import annotations
 
@@ -109,16 +109,17 @@ def draw(shape, merge=_merge.merge):
             out_specs=P(),
         )
         results, facts = jax.jit(torus)(packed, keys)
-    # Facts arrive in the order of the workers, whatever way the segments went.
+    # Facts arrive in the order of the workers, whatever the route of the segments.
     np.testing.assert_array_equal(facts[0, :, 0], np.arange(len(flags)))
     return flags, np.asarray(results)
 
 
 def z_scores(flags, results):
-    """How far workers' weights are from 1/w, in standard deviations [segments, w].
+    """The deviation of workers' weights from 1/w, in standard deviations [segments, w].
 
-    Least squares in each segment: `E[result_j] = sum_r weight_r flag_rj`. Not over all
-    segments, as each worker is once the first, once the last to add its bits.
+    Solves `E[result_j] = sum_r weight_r flag_rj` by least squares in each segment, and
+    not over all segments: each worker is the first to add its bits to one segment and
+    the last to add them to another.
     """
     w = len(flags)
     length = 32 * -(-_words(flags) // w)
@@ -159,7 +160,7 @@ def test_the_test_rejects_a_majority_vote(shape):
     vote = 2 * flags.sum(axis=0) > len(flags)
     results = np.repeat(vote[None], RUNS, axis=0)
     error = results.mean(axis=0) - flags.mean(axis=0)
-    # As often too high as too low, so that it shows coordinate by coordinate.
+    # The error is positive as often as negative, so only single coordinates show it.
     assert chi_square(error, flags) > 100
     assert abs(chi_square(draw(shape)[1].mean(axis=0) - flags.mean(axis=0), flags)) < 4
 
@@ -175,7 +176,7 @@ def chi_square(error, flags):
 
 @every_shape
 def test_bits_are_independent(shape):
-    """Neighbours in a word, in other words and segments, and in the next run."""
+    """Bits are independent within words, of other words and segments, and of runs."""
     flags, results = draw(shape)
     p = flags.mean(axis=0)
     mixed = (p > 0) & (p < 1)

@@ -1,4 +1,4 @@
-"""Who owns a unit: all workers agree, owners get equal shares, and all arrive."""
+"""Maps to owners: all workers agree, owners get equal shares, and all units arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_permutation_is_a_bijection(workers, units):
 
 @pytest.mark.parametrize("name", sorted(_owners.MAPS))
 def test_workers_meet_at_one_owner(name):
-    """Whoever sends a unit sends it to the same owner, and all of them arrive."""
+    """All workers send a unit to the same owner, and all units arrive."""
     owners = _owners.MAPS[name]()
     rng = np.random.default_rng(4)
     split = jax.jit(lambda indices: owners.split(indices, N, WORKERS, 400, 9))
@@ -69,7 +69,7 @@ def test_balance_is_within_the_bound(name, kind):
 
 
 def test_table_places_read_back():
-    """At a load of one half, tables lose a few to the serial area and nothing else."""
+    """At half load, few units go from the tables to the serial area; none is lost."""
     owners = _owners.hierarchical_hash()
     k = 4000
     chosen = jnp.arange(k, dtype=jnp.int32) * 3
@@ -81,7 +81,7 @@ def test_table_places_read_back():
 
 @pytest.mark.parametrize(("k", "workers"), [(3, 8), (30, 4), (30, 8), (300, 8)])
 def test_short_tables_have_room_for_chance(k, workers):
-    """Their loads vary most; 82 % of these steps failed for want of two places."""
+    """Loads of short tables vary most: without extra room, 82 % of the steps failed."""
     owners = _owners.hierarchical_hash()
     rng = np.random.default_rng(7)
     chosen = [np.sort(rng.choice(20 * k, k, replace=False)) for _ in range(400)]

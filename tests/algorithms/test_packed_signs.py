@@ -40,7 +40,7 @@ def majority(route):
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 8, 15, 16, 31, 255])
 @pytest.mark.parametrize("n", [1, 67])
 def test_sums_of_fields_are_exact(workers, n):
-    """From no vote to all of them, in every field of a word."""
+    """Counts from 0 to all votes, in every field of a word."""
     flags = np.random.default_rng(0).random((workers, n)) < np.linspace(0, 1.01, n)
     flags[:, -1] = True
     packed = jax.vmap(lambda row: _ballots.pack_fields(row, workers))(flags)
@@ -82,7 +82,7 @@ def test_the_route_is_chosen_by_bytes(workers):
     assert total["sum"] == pytest.approx(
         2 * (workers - 1) / workers * 4 * words + 2 * facts
     )
-    # The facts of the report are not looked at.
+    # The comparison ignores the facts of the report.
     assert total[None] <= min(total["gather"], total["sum"]) + facts
 
 
@@ -112,7 +112,7 @@ def test_majority(route, runner):
 
 @pytest.mark.parametrize("workers", [4, 5])
 def test_zeros_do_not_vote(workers):
-    """In the same step if the number of workers is even, on average otherwise."""
+    """Votes cancel in each step if the number of workers is even, else on average."""
     tx = sparsejax.simulate(sparsejax.sign_majority(), workers=workers)
     state = tx.init(jnp.zeros(40))
     g = np.zeros((workers, 40), np.float32)
@@ -206,7 +206,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 @pytest.mark.parametrize("voters", [1, 3, 8, 64])
 def test_ballots_are_weighed_row_by_row(voters):
-    """Right for any number of rows, and without an array of w n numbers."""
+    """The result is right for any number of rows, without an array of w n numbers."""
     n = 1 << 16
     rng = np.random.default_rng(voters)
     words = jnp.asarray(rng.integers(2**32, size=(voters, n // 32), dtype=np.uint32))

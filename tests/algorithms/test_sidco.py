@@ -113,7 +113,7 @@ def test_the_number_of_stages_adapts():
     assert number.max() <= _fitted.most_stages(0.01) == 7
     changed = np.flatnonzero(np.any(np.diff(number, axis=0) != 0, axis=1)) + 1
     assert np.all(changed % 5 == 4)
-    # Within what the controller accepts, on average.
+    # The mean stays in the range that the controller accepts.
     assert 0.7 < seen[20:].mean() / 200 < 1.3
     _, number = demands(3, 7)
     assert np.all(number == 1)

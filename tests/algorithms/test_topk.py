@@ -23,7 +23,7 @@ K = 1310
 
 @functools.cache
 def recorded():
-    """What both recipes did on the stream: by name, columns of one number per step."""
+    """The facts of both recipes on the stream, by name: one number per step."""
     recipes = {
         "topk": sparsejax.topk(0.01, exchange=exchanges.union()),
         "cltk": sparsejax.cltk(0.01),
@@ -77,7 +77,7 @@ def test_every_worker_fills_its_message_exactly(name):
 
 
 def test_selects_the_largest():
-    """Ties are cut to k, zeros never sent."""
+    """Ties are cut to k, and zeros are never sent."""
     tx = sparsejax.simulate(sparsejax.topk(0.05), workers=2)
     update = jax.jit(tx.update)
     drawn = np.zeros((2, 100), np.float32)
@@ -90,7 +90,7 @@ def test_selects_the_largest():
     assert np.count_nonzero(mean[10:20]) == 5
     np.testing.assert_array_equal(state.report.details.chosen, [5, 5])
     assert state.report.sent == state.report.details.union == 10
-    # Nothing but the rest is left, and then nothing at all.
+    # The second step sends the rest, and the third nothing.
     mean, state = update(np.zeros_like(drawn), state)
     np.testing.assert_allclose(mean[3], 0.5)
     assert np.count_nonzero(mean) == 6
@@ -107,7 +107,7 @@ def test_pairs_of_the_same_coordinate_add():
 
 @pytest.mark.parametrize("exchange", [exchanges.pairs, exchanges.union])
 def test_build_up(exchange):
-    """What pairs deliver grows with the workers, and the report says so."""
+    """The delivery of `pairs` grows with the workers, and the report shows this."""
     rng = np.random.default_rng(0)
     drawn = rng.laplace(size=(8, 2000)).astype(np.float32)
     tx = sparsejax.simulate(sparsejax.topk(0.01, exchange=exchange()), workers=8)

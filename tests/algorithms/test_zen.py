@@ -65,7 +65,7 @@ def compiled(method, shape, workers=WORKERS):
 
 
 def supports(units, workers, rng):
-    """Named Bool[w, units]: where each worker's gradient is not zero."""
+    """Named supports, Bool[w, units]: True where a worker's gradient is not zero."""
     ids = np.arange(units)
     ranks = np.arange(workers)[:, None]
     ends = (ids == 0) | (ids == units - 1)
@@ -83,7 +83,7 @@ def supports(units, workers, rng):
 
 
 def integers(support, rng, shape):
-    """Integer-valued gradients [w, *shape] with rows of zeros where not supported."""
+    """Integer-valued gradients [w, *shape] with zero rows outside the support."""
     values = rng.integers(-50, 50, size=(len(support), *shape)).astype(np.float32)
     mask = support.reshape(support.shape + (1,) * (len(shape) - 1))
     return jnp.asarray(np.where(mask, values, 0))
@@ -98,7 +98,7 @@ def test_equals_dense_bit_for_bit(method, shape):
         mine, report = compiled(method, shape)(drawn)
         theirs, _ = compiled("dense", shape)(drawn)
         np.testing.assert_array_equal(mine, theirs, err_msg=name)
-        # Only a full support may ask for more than was planned for.
+        # Only a full support may exceed the planned sizes.
         if name != "full":
             assert not report.details.overflow, name
             rows = (np.asarray(theirs).reshape(shape[0], -1) != 0).any(axis=1).sum()
@@ -145,7 +145,7 @@ def test_sums_that_cancel_are_not_sent(method):
 
 @every_method
 def test_nan_is_not_zero(method):
-    """At the level of the exchange: `sparsify` decides before about such gradients."""
+    """Tests the exchange alone: `sparsify` handles such gradients before."""
     exchange = {
         "permutation": exchanges.hashed_owners(),
         "hierarchical_hash": exchanges.hashed_owners(owners="hierarchical_hash"),
@@ -235,7 +235,7 @@ def _topk_stream(dtype):
     ids=["hashed", "hashed dense", "hashed overflow", "doubling", "doubling overflow"],
 )
 def test_error_feedback_conserves_mass(exchange, k, overflows, dtype):
-    """And what does not fit only costs bytes: the same coordinates are delivered."""
+    """An overflow only costs bytes: the same coordinates are delivered."""
     tx = sparsejax.sparsify(
         top_k(k), exchange=exchange, memory=memories.error_feedback()
     )
@@ -257,7 +257,7 @@ def test_error_feedback_conserves_mass(exchange, k, overflows, dtype):
 
 
 FORMS = {
-    # Of a few units that all workers share, then of ever denser random supports.
+    # First a few units that all workers share, then denser and denser random supports.
     "indices": ((N,), 0.005, 1.0, 4 / N),
     "bitmap": ((N,), 0.1, None, 0.05),
     "bitmap of rows": ((V, D), 0.05, None, 0.02),

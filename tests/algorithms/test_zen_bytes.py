@@ -1,4 +1,4 @@
-"""What Zen sends, to the byte, and in which form."""
+"""The bytes and the form of Zen's messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.harness import mesh_of, trainer
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(4003,), (405, 6)], ids=["coordinates", "rows"])
 def test_bytes_equal_the_formula(workers, shape):
-    """(w-1)/w of: lists for w owners, and messages of w owners with the facts."""
+    """(w-1)/w of the lists for w owners, and of w owners' messages with the facts."""
     max_density, units = 0.02, shape[0]
     width = math.prod(shape[1:])
     slots = math.ceil(max_density * units)
@@ -50,7 +50,7 @@ def test_bytes_equal_the_formula(workers, shape):
         if not branch:
             usual[kind] += size
     assert usual == pytest.approx(expected)
-    # Where something does not fit, the dense mean comes on top.
+    # If something does not fit, the dense mean adds to the bytes.
     dense = 2 * (workers - 1) / workers * 4 * units * width
     branches = [size for branch, size in moved.by_branch.items() if branch]
     assert branches == [pytest.approx(dense)]
