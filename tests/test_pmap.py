@@ -34,15 +34,15 @@ def loss_fn(params, batch):
 @functools.cache
 def made(recipe):
     chain = (recipe(axis_name="batch"), optax.sgd(0.1, momentum=0.9))
-    return optax.chain(sparsejax.per_worker(optax.trace(0.5), axis_name="batch"), *chain)
+    return optax.chain(
+        sparsejax.per_worker(optax.trace(0.5), axis_name="batch"), *chain
+    )
 
 
 def start(tx):
     """The `TrainState` of such a loop, made outside of any mesh."""
     opt_state = sparsejax.init(tx, PARAMS, workers=WORKERS, axis_name="batch")
-    state = TrainState(
-        step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=opt_state
-    )
+    state = TrainState(step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=opt_state)
     return jax_utils.replicate(state)
 
 
@@ -90,9 +90,7 @@ def manual(tx):
         return optax.apply_updates(params, updates), state
 
     mapped = jax.jit(
-        jax.shard_map(
-            local, mesh=mesh, in_specs=(*specs, P("batch")), out_specs=specs
-        )
+        jax.shard_map(local, mesh=mesh, in_specs=(*specs, P("batch")), out_specs=specs)
     )
     params = PARAMS
     for batch in BATCHES[:4]:
@@ -178,7 +176,7 @@ def test_resize_from_pmap_to_a_mesh():
 @pytest.mark.parametrize("kind", ["unreplicated", "out_axes"])
 def test_one_workers_state_is_refused(kind):
     """It looks replicated, and holds the residual of one worker for all."""
-    pstep, state = trained(EXDYNA)
+    _, state = trained(EXDYNA)
     tx, params = made(EXDYNA), jax_utils.unreplicate(state.params)
     mesh = jax.sharding.Mesh(mesh_of().devices, ("batch",))
     if kind == "unreplicated":

@@ -92,7 +92,8 @@ def _init_of_one(
 
     # The axis of a `vmap` tells the number of workers; all of them start alike.
     mapped = jax.vmap(local, axis_name=axis_name, axis_size=count, in_axes=None)
-    return jax.tree.map(lambda x: x[0], mapped(0.0))
+    # Compiled as a whole: one operation at a time takes seconds.
+    return jax.jit(lambda: jax.tree.map(lambda x: x[0], mapped(0.0)))()
 
 
 def per_worker(

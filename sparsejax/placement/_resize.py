@@ -72,7 +72,9 @@ def resize_workers(
     marks = marks_of_leaves(fresh)
     old = _without_copies(jax.tree.leaves(state), jax.tree.leaves(fresh), marks)
     _check_all_workers(old, fresh, marks)
-    same = mesh is not None and all(np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True))
+    same = mesh is not None and all(
+        np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True)
+    )
 
     def carried(path, old, new, marks):
         if not same and "per_worker" in marks:
