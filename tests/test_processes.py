@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from tests.pages import loop, starts
 from tests.processes import running
 from tests.processes_program import STEPS
-from tests.test_readme import README, STARTS
 
 # Tests run one after the other: some measure times, and each takes all cores.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -68,13 +68,8 @@ def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
     assert len(said["errors"]) == devices
 
 
-def _block(sign):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    return next(block for block in blocks if sign in block)
-
-
-def test_the_example_of_the_readme_is_started_by_hand():
-    program = _block(STARTS) + _block("mesh = jax.make_mesh(")
+def test_the_loop_of_the_readme_is_started_by_hand():
+    program = starts() + loop(300)
     with running("-c", program, processes=2, devices=2) as started:
         printed = {re.search(r"loss .*", p.output()).group() for p in started}
     (line,) = printed
@@ -125,7 +120,7 @@ _cluster.connect(4)
 
 
 @pytest.mark.parametrize(
-    "start", [_block(STARTS), _AS_EXAMPLES_DO], ids=["readme", "examples"]
+    "start", [starts(), _AS_EXAMPLES_DO], ids=["readme", "examples"]
 )
 def test_a_killed_process_ends_the_others_within_seconds(start):
     # In a ring of four, one process has no connection to the killed process.
@@ -137,7 +132,7 @@ def test_a_killed_process_ends_the_others_within_seconds(start):
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_frozen_process_ends_the_others_after_its_heartbeats(index):
     argument, timeout = "heartbeat_timeout_seconds=", 5
-    start = _block(STARTS).replace(f"{argument}100", f"{argument}{timeout}")
+    start = starts().replace(f"{argument}100", f"{argument}{timeout}")
     seconds, (errors,) = _fails(start, 2, index, signal.SIGSTOP)
     assert seconds < timeout + 10
     assert "the JAX distributed service detected fatal errors" in errors
@@ -191,7 +186,7 @@ print("agreed", jax.process_index())
 
 def test_overflow_is_agreed_by_two_processes():
     """All processes average densely and report this, and no process hangs."""
-    program = _block(STARTS) + _OVERFLOW
+    program = starts() + _OVERFLOW
     with running("-c", program, processes=2, devices=2) as started:
         for index, process in enumerate(started):
             assert f"agreed {index}" in process.output()

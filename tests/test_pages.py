@@ -1,0 +1,121 @@
+"""The code of the README and of the guides runs as it stands, and links lead on."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.pages import GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
+
+# What a page must have reached at its end, as a program.
+CHECKS = {
+    "README": """
+assert loss < 0.2, loss  # from 1
+assert abs(sparsejax.report(opt_state).density - 0.01) < 1e-3
+assert opt_state[0].memory.per_worker.shape == (8, 1000)
+""",
+    "checkpoints": """
+assert continued[0].memory.per_worker.shape == (4, 1000)
+assert restored["step"] == 2
+""",
+    "choosing": "",
+    "flax": """
+assert linen_losses[1] < linen_losses[0] and int(state.step) == 2
+assert sparsejax.report(state).sent == 10
+assert nnx_losses[1] < nnx_losses[0]
+assert sparsejax.report(optimizer.opt_state).sent == 10
+assert jax.tree.leaves(statistics)[0].shape == (16,)
+""",
+    "manual_loops": """
+assert 0 < loss < 1
+assert abs(sparsejax.report(opt_state).density - 0.01) < 1e-3
+assert opt_state[0].memory.per_worker.shape == (8, 1000)
+""",
+    "optax": """
+assert sorted(sparsejax.reports(opt_state)) == [
+    "[2].inner_states['dense'].inner_state.report",
+    "[2].inner_states['sparse'].inner_state.report",
+]
+assert 0 < loss < 2 and 0 <= row["density"] <= 1, row
+assert (frozen["b"] == 0).all() and (frozen["w"] != 0).any()
+""",
+    "sharded_models": "",
+    "troubleshooting": "",
+}
+# Starts processes, which tests/test_processes.py does.
+PROGRAMS = [page for page in (README, *GUIDES) if page != MANY_HOSTS]
+
+
+def program(page):
+    """Guides go on from the README's loop."""
+    if page == README:
+        return "\n".join([*blocks(page), CHECKS["README"]])
+    return "\n".join([loop(2), *blocks(page), CHECKS[page.stem]])
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)
+def test_blocks_run_in_order(page, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(program(page))
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        # They compile for longer than they run.
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"{done.stdout}\n{done.stderr}")
+    assert re.search(r"loss 0\.\d{4}, density 1\.00%", done.stdout), done.stdout
+
+
+def test_every_guide_is_in_the_list_of_pages():
+    listed = (ROOT / "mkdocs.yml").read_text()
+    text = README.read_text()
+    for page in GUIDES:
+        assert f"guides/{page.name}" in listed
+        assert f"docs/guides/{page.name}" in text
+    assert {page.stem for page in PROGRAMS} == set(CHECKS)
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 140
+
+
+def _pages():
+    written = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(str(page.relative_to(ROOT)) for page in written)
+
+
+@pytest.mark.parametrize("page", _pages())
+def test_links_lead_to_files(page):
+    page = ROOT / page
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.M)
+    text = re.sub(r"`[^`\n]*`", "`code`", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), target
+
+
+def _anchors(page: pathlib.Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    kept = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
+    return {re.sub(r"\s+", "-", heading.strip()) for heading in kept}
