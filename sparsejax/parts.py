@@ -50,7 +50,7 @@ class Step:
     Attributes:
       index: Int32[], replicated: the number of updates made before this one.
       workers: static, the workers' axis: `gather`, `sum`, `mean` and the like.
-      layout: static, where each leaf of the gradient lies in the vector.
+      layout: static, the place of each leaf of the gradient in the vector.
       support: static, `Sparsifier.support` of the method.
       lossless: static, `Sparsifier.lossless` of the method.
       dropped: Bool[], per worker: whether this worker's gradient was left out.
@@ -86,7 +86,7 @@ class Step:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The range of each worker's indices. All know it, so indices take fewer bytes.
+    """The range of each worker's indices, known to all: so indices take fewer bytes.
 
     Attributes:
       start: Int32[w], replicated: the first coordinate that each worker may choose.
@@ -154,8 +154,8 @@ class Delivery(NamedTuple):
         Its values are representable in the gradient's dtypes.
       delivered: Int32[m], per worker: the coordinates of this worker's vector that went
         out; empty slots hold `n`. `None` stands for every coordinate.
-      left: Float[m], per worker: the value that stays behind at each of them, which is
-        zero or a rounding error. Float[n] if `delivered` is `None`.
+      left: Float[m], per worker: the value that stays behind at each of them, such as a
+        rounding error, or 0. Float[n] if `delivered` is `None`.
       report: Report, replicated.
     """
 
@@ -189,8 +189,7 @@ class Sparsifier(NamedTuple):
     Attributes:
       select: `(vector [n], state, step) -> (Choice, state)`, per worker.
       support: how the workers' choices relate: "disjoint", "overlapping", "agreed"
-        (equal on all workers), or "everything". `Exchange.accepts` lists the accepted
-        ones.
+        (equal on all workers), or "everything". See `Exchange.accepts`.
       init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
       adapt: `(state, report, step) -> state`. Sees replicated facts only, so the state
         stays equal on all workers.
@@ -209,7 +208,7 @@ class Sparsifier(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Delivers choices: the only part that decides what was delivered.
+    """Delivers choices, and tells each worker which of its values were delivered.
 
     Attributes:
       apply: `(vector [n], choice, state, step) -> (Delivery, state)`.
@@ -230,7 +229,7 @@ class Exchange(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The vectors that a worker carries to the next step. Never communicates.
+    """Keeps the vectors that a worker carries to the next step. Never communicates.
 
     Attributes:
       init: `(n) -> residual`, a pytree of float32 arrays. Per worker.

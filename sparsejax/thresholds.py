@@ -1,4 +1,4 @@
-"""Threshold rules: how an exclusive sparsifier finds the threshold of its part.
+"""Threshold rules: they find the threshold of a part for an exclusive sparsifier.
 
 A rule is a `ThresholdRule`, a record of pure functions; pass one as `threshold=` to
 `exdyna`, `micro` or `sparsifiers.exclusive`. This module has two rules. To write
@@ -66,8 +66,8 @@ def staircase() -> ThresholdRule:
     Let `exam` be the number of coordinates that qualified, divided by the target. The
     rule multiplies the threshold by 1.005 if `exam > 1.1`, by 1.00125 if
     `0.909 < exam <= 1.1`, and by 0.995 otherwise. The threshold starts at
-    `1 / (2 sqrt(target))`, takes hundreds of steps to come from far off, and never
-    settles. `quota` finds its threshold in the same step.
+    `1 / (2 sqrt(target))`, needs hundreds of steps if it is far off, and never settles.
+    `quota` finds its threshold in the same step.
 
     The rule's partition is `partitions.published()`.
 
@@ -119,11 +119,12 @@ def quota(slack: float = 0.25) -> ThresholdRule:
 
     Each pass over the part counts at 4 thresholds: the first pass around the threshold
     that the last step's count suggests, the next ones between the two thresholds that
-    bracket the quota. The sparsifier drops the excess over the quota evenly over the
-    part. If ties leave no such `t`, the rule takes the highest threshold that at least
-    `quota` coordinates reach. If the part has fewer non-zeros than its quota, the rule
-    takes the least normal number, since zeros are never selected. A quota of 0 selects
-    nothing, and a quota of the part's size selects everything; both take no pass.
+    bracket the quota. If more coordinates than the quota reach `t`, the sparsifier
+    leaves some for later steps, evenly over the part. If ties leave no such `t`, the
+    rule takes the highest threshold that at least `quota` coordinates reach. If the
+    part has fewer non-zeros than its quota, the rule takes the least normal number,
+    since zeros are never selected. A quota of 0 selects nothing, and a quota of the
+    part's size selects everything; both take no pass.
 
     The rule's partition is `partitions.balanced()`.
 

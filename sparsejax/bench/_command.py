@@ -18,7 +18,7 @@ from sparsejax.examples import _cluster
 from sparsejax.examples._training import RECIPES
 
 MODES = ("sync", "train", "select", "scale")
-MOST_WORKERS = 1024  # of `scale`
+MOST_WORKERS = 1024  # for the mode `scale`
 _ON_HOST = "SPARSEJAX_BENCH_HOST"
 
 

@@ -17,7 +17,7 @@ def connect(workers: int) -> None:
     Joins the other processes if `JAX_COORDINATOR_ADDRESS` is set: `JAX_NUM_PROCESSES`
     is their number, and `JAX_PROCESS_ID` the index of this process. Under a scheduler
     that jax supports, such as Slurm, jax finds both numbers. From then on an error ends
-    this process at once, and with it the others, which would wait for this process.
+    this process and all others at once; the others would otherwise wait for ever.
 
     Args:
       workers: the number of virtual devices of all processes together.

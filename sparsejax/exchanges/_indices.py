@@ -58,7 +58,7 @@ def gather_indices(
 
 
 def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, " m"]:
-    """The coordinates of all workers' indices, each of them once. Replicated.
+    """The coordinates of all workers' indices, without repetitions. Replicated.
 
     Empty slots hold `n`. Slots keep their order, and each coordinate stays in the slot
     of the first worker that chose this coordinate.

@@ -38,10 +38,10 @@ def union(value_dtype: Any = "float32") -> Exchange:
     take half the bytes. They are summed in float32, and rounding errors stay in the
     residuals.
 
-    Every worker delivers its value at every gathered coordinate, also at those that
-    only others chose. The union of overlapping choices grows with the number of
-    workers; disjoint choices add no coordinates to each other. Indices that are equal
-    on all workers are not sent.
+    Every worker delivers its value at every gathered coordinate, also at coordinates
+    that only others chose. The union of overlapping choices grows with the number of
+    workers. The union of disjoint choices has exactly the chosen coordinates. Indices
+    that are equal on all workers are not sent.
 
     Args:
       value_dtype: the dtype of values on the wire, float32 or bfloat16.

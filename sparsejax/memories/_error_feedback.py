@@ -33,7 +33,7 @@ def error_feedback() -> Memory:
         return gradient + residual, residual
 
     def settle(vector, delivery, residual):
-        del residual  # the vector has taken its place
+        del residual  # the vector contains the residual
         if delivery.delivered is None:
             return delivery.left
         return vector.at[delivery.delivered].set(delivery.left, mode="drop")

@@ -26,7 +26,7 @@ class Corrected(NamedTuple):
 
 
 def momentum_correction(momentum: float) -> Memory:
-    """Momentum before sparsification, so that delayed coordinates get all of it.
+    """Applies momentum before sparsification: delayed coordinates lose no momentum.
 
         velocity = momentum velocity + gradient
         vector = unsent + velocity

@@ -33,7 +33,7 @@ _LEAST = 16
 
 
 class BalancedState(NamedTuple):
-    """Replicated.
+    """State of `balanced`. Replicated.
 
     Attributes:
       cuts: Int32[w + 1], the wanted bounds of the parts in blocks, before `bounds`

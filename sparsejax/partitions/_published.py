@@ -19,7 +19,7 @@ _HOT, _COLD = 1.05, 0.95238
 
 
 class PublishedState(NamedTuple):
-    """Replicated.
+    """State of `published`. Replicated.
 
     Attributes:
       blocks: Int32[w], blocks per part.

@@ -1,4 +1,4 @@
-"""CLT-k: top-k of one worker after another, for all."""
+"""CLT-k: workers take turns, and the top-k of one worker serves all."""
 
 from __future__ import annotations
 

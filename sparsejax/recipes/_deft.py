@@ -31,7 +31,8 @@ def deft(
     remove them from their residuals.
 
     Args:
-      density: of the update, in (0, 1]: `K* = max(1, floor(density n))` in all.
+      density: density of the update, in (0, 1]: `K* = max(1, floor(density n))`
+        coordinates in all.
       axis_name: see `sparsejax.sparsify`.
       value_dtype: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default `ceil(K*/w)`.

@@ -30,8 +30,8 @@ def exdyna(
 
     Args:
       density: density of the update, in (0, 1]: `K* = max(1, floor(density n))`
-        coordinates in all. Or an optax schedule: a function from the number of updates
-        made to a density.
+        coordinates in all. Or an optax schedule, a function from the number of updates
+        to the density.
       max_density: the largest density of a schedule, in (0, 1], which fixes the size of
         messages. Pass `max_density` with a schedule, and never with a number.
       axis_name: see `sparsejax.sparsify`.

@@ -54,14 +54,14 @@ def marsit(
     eight bits, and is not constant. Probabilities are multiples of 2^-16.
 
     Example:
-      After the learning rate, or before the learning rate:
+      With the learning rate before `marsit`, or after:
 
       >>> import optax, sparsejax
       >>> rate = optax.cosine_decay_schedule(0.1, 1000)
       >>> tx = optax.chain(optax.scale_by_learning_rate(rate), sparsejax.marsit())
       >>> tx = optax.chain(sparsejax.marsit(), optax.sgd(rate))
 
-      After local momentum:
+      With local momentum before `marsit`:
 
       >>> tx = optax.chain(
       ...     sparsejax.per_worker(optax.trace(decay=0.9)),

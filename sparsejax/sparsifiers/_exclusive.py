@@ -20,7 +20,7 @@ _LARGE = 1 << 20
 
 
 class ExclusiveState(NamedTuple):
-    """Replicated; its shapes do not depend on `capacity`.
+    """State of `exclusive`, whose shapes do not depend on `capacity`. Replicated.
 
     Attributes:
       partition: state of the `Partition`.

@@ -35,8 +35,8 @@ class HashedOwnersDetails(NamedTuple):
       density_after: Float[], density of the sum.
       densification: Float[], their ratio, up to w; 0 if nothing was sent, and below 1
         if sums cancel.
-      push_imbalance: Float[], the longest list over the mean list of a worker, for the
-        worst worker; at least 1.
+      push_imbalance: Float[], the longest list of a worker over the mean of its lists,
+        for the worst worker; at least 1.
       pull_imbalance: Float[], the largest number of non-zero sums of an owner over the
         mean number.
       overflow: Bool[], whether something did not fit, so the step was dense. The

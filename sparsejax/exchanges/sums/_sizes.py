@@ -103,9 +103,8 @@ def _densified(
 ) -> float:
     """The expected densification of the sum of `of` out of `workers` workers.
 
-    Without a given densification, that of independent supports, `(1 - (1 - d)^of) / d`.
-    With g given for all workers, `of^(log g / log w)`: no growth for g = 1, and full
-    growth for g = w.
+    Independent supports give `(1 - (1 - d)^of) / d`, the default. If g is given for all
+    workers, `of^(log g / log w)`: no growth for g = 1, and full growth for g = w.
     """
     if densification is None:
         return (1 - (1 - density) ** of) / density if density else float(of)

@@ -30,7 +30,7 @@ _TOO_MANY, _TOO_FEW = 1.2, 0.8
 
 
 class FittedState(NamedTuple):
-    """Replicated.
+    """State of `fitted`. Replicated.
 
     Attributes:
       stages: Int32[w], the number of stages of each worker.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Coordinates per row of a sum: with sums of row sums the rounding error does not grow
 # with n.
 _ROW = 1024
-# The largest magnitude is scaled to 1. Smaller magnitudes than this are raised to it
-# before the logarithm: they carry no information about the tail.
+# Bound of magnitudes, whose largest is 1, before the logarithm: smaller magnitudes say
+# nothing about the tail.
 _LEAST = 1e-30
 
 
@@ -34,8 +34,8 @@ class Moments(NamedTuple):
     Attributes:
       size: the number of exceedances.
       least: the smallest of the `x`.
-      mean: of the `y`.
-      variance: of the `y`, unbiased.
+      mean: the mean of the `y`.
+      variance: the unbiased variance of the `y`.
     """
 
     size: Scalar

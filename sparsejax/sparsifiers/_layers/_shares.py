@@ -73,8 +73,8 @@ def cut(
 
     `goals` ascend from 0 to the sum of `counts`. In a layer with `k` coordinates to
     select out of `size`, each of the `k` stands for `size // k` coordinates, and each
-    of the first `size % k` for one more. So a piece has at least as many coordinates as
-    are to be selected in it. Replicated.
+    of the first `size % k` for one more. So every piece has room for its share of the
+    selected coordinates. Replicated.
     """
     edges = jnp.asarray(edges, jnp.int32)
     ends = jnp.cumsum(counts)
