@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sparsejax
 from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
-from tests.harness import WORKERS, flat, gradients, residuals, run
+from tests.harness import flat, gradients, residuals, run_simulated
 
-# Rows of 6 coordinates; the cast of half of them rounds.
+WORKERS = 2
+# Rows of 4 coordinates; the cast of some of them rounds.
 PARAMS = {
-    "narrow": jnp.zeros((30, 6), jnp.bfloat16),
-    "wide": jnp.zeros((11, 18)),
+    "narrow": jnp.zeros((4, 4), jnp.bfloat16),
+    "wide": jnp.zeros((4, 12)),
 }
 N = flat(PARAMS).size
 SPARSIFIERS = {
@@ -26,7 +29,11 @@ SPARSIFIERS = {
     "balanced": lambda: sparsifiers.exclusive(
         0.1, partition=partitions.balanced(), threshold=thresholds.quota()
     ),
+    "layerwise": lambda: sparsifiers.layerwise(0.1),
     "topk": lambda: sparsifiers.topk(0.1),
+    "fitted": lambda: sparsifiers.fitted(0.1),
+    "sampled": lambda: sparsifiers.sampled(0.1),
+    "hard_threshold": lambda: sparsifiers.hard_threshold(1.0, max_density=0.2),
     "rows": lambda: sparsifiers.nonzero(0.5),
     "random_k": lambda: sparsifiers.random_k(0.1),
     "everything": sparsifiers.everything,
@@ -41,28 +48,43 @@ EXCHANGES = {
     "one_bit_ring": exchanges.one_bit_ring,
     "packed_signs": lambda: exchanges.packed_signs("mean"),
 }
+MEMORIES = {
+    "error_feedback": memories.error_feedback,
+    "none": memories.none,
+    "momentum_correction": lambda: memories.momentum_correction(0.9),
+}
 REFUSED = {
     # Some coordinates would never be in the leader's part.
-    ("leader", "even"),
+    *itertools.product(["leader"], ["even", "layerwise"]),
     *itertools.product(
         ["one_bit_ring", "packed_signs"], SPARSIFIERS.keys() - {"everything"}
     ),
     # They read the histogram of the deliveries, which `union` alone tells.
     *itertools.product(EXCHANGES.keys() - {"union"}, ["balanced"]),
 }
+ACCEPTED = [
+    pair for pair in itertools.product(EXCHANGES, SPARSIFIERS) if pair not in REFUSED
+]
 
 
-def compose(exchange, sparsifier):
+def test_every_part_has_a_row():
+    assert set(exchanges.__all__) == set(EXCHANGES)
+    assert set(memories.__all__) == set(MEMORIES)
+    named = {"exclusive": "even", "nonzero": "rows"}
+    assert {named.get(name, name) for name in sparsifiers.__all__} <= set(SPARSIFIERS)
+
+
+def compose(exchange, sparsifier, memory="error_feedback"):
     return sparsejax.sparsify(
         SPARSIFIERS[sparsifier](),
         exchange=EXCHANGES[exchange](),
-        memory=memories.error_feedback(),
+        memory=MEMORIES[memory](),
     )
 
 
 def half_of_the_rows(step):
     """Gradients of which other rows are zero on each worker and in each step."""
-    drawn = gradients(step, params=PARAMS)
+    drawn = gradients(step, WORKERS, params=PARAMS)
     rng = np.random.default_rng([1, step])
     return {
         name: leaf * jnp.asarray(rng.random((WORKERS, leaf.shape[1], 1)) < 0.5)
@@ -70,14 +92,43 @@ def half_of_the_rows(step):
     }
 
 
+@pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
+def test_accepted_pairs_keep_their_types(exchange, sparsifier):
+    """With the memory that asks most; others are traced, and run, further down."""
+    compose(exchange, sparsifier, "none")
+    tx = compose(exchange, sparsifier, "momentum_correction")
+    tx = sparsejax.simulate(tx, workers=WORKERS)
+    state = jax.eval_shape(tx.init, PARAMS)
+    updates, after = jax.eval_shape(tx.update, half_of_the_rows(0), state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, PARAMS)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(
     ("exchange", "sparsifier"),
-    [pair for pair in itertools.product(EXCHANGES, SPARSIFIERS) if pair not in REFUSED],
+    [("union", "even"), ("pairs", "topk"), ("dense", "random_k")],
 )
+def test_each_memory_runs(exchange, sparsifier, memory):
+    """And what a memory keeps is what was not sent."""
+    tx = compose(exchange, sparsifier, memory)
+    stream = functools.partial(gradients, workers=WORKERS, params=PARAMS)
+    for _, updates, state in run_simulated(
+        tx, 3, params=PARAMS, workers=WORKERS, stream=stream
+    ):
+        assert flat(updates).any()
+        kept = jax.tree.leaves(state.memory)
+        assert len(kept) == {"none": 0, "error_feedback": 1}.get(memory, 2)
+        assert all(np.isfinite(leaf).all() for leaf in kept)
+
+
+@pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
 def test_accepted_pairs_conserve_mass(exchange, sparsifier):
     tx = compose(exchange, sparsifier)
     given = received = scale = np.zeros(N)
-    for drawn, updates, state in run(tx, 2, params=PARAMS, stream=half_of_the_rows):
+    for drawn, updates, state in run_simulated(
+        tx, 3, params=PARAMS, workers=WORKERS, stream=half_of_the_rows
+    ):
         mine = flat(drawn, (WORKERS,))
         given, received = given + mine.mean(axis=0), received + flat(updates)
         scale = scale + np.abs(mine).mean(axis=0)
