@@ -76,10 +76,10 @@ def add_worker_axis(state: Any, workers: Workers | None = None) -> Any:
 
 
 def drop_worker_axis(state: Any, workers: Workers) -> Any:
-    """Takes the leading axis of 1 from marked leaves.
+    """Removes the leading axis of 1 from marked leaves.
 
     Raises:
-      ValueError: if a leading axis is not 1: the global state [w, ...] came in whole.
+      ValueError: if a leading axis is not 1, as in the whole global state [w, ...].
     """
 
     def drop(leaf):
@@ -98,9 +98,9 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
 
 
 def add_shard_axis(state: Any, shards: Workers | None = None) -> PerShard:
-    """All of `state` marked `PerShard`, with a leading axis of 1.
+    """Marks all of `state` `PerShard`, with a leading axis of 1.
 
-    With `shards`, types it as differing per shard.
+    With `shards`, types the state as different per shard.
     """
 
     def add(leaf):
@@ -121,15 +121,15 @@ def state_specs(
     """The `PartitionSpec` of every leaf of an optimizer state.
 
     Leaves marked `PerWorker` are sharded over `axis_name` along their leading axis,
-    leaves marked `PerShard` over `shard_axis`, leaves that carry both marks along one
-    axis for each; all others are replicated. The result serves as in_specs and
-    out_specs of `jax.shard_map`, and gives the shardings of a checkpoint.
+    leaves marked `PerShard` over `shard_axis`, and leaves with both marks along one
+    axis for each. All other leaves are replicated. Use the result as in_specs and
+    out_specs of `jax.shard_map`, and for the shardings of a checkpoint.
 
     Args:
       state: any pytree that holds optimizer states: arrays, or the result of
-        `jax.eval_shape`. Markers are also found by name where flax nnx, or a checkpoint
-        restored without a target, has turned all of the state into nested dicts: there
-        a dict of one entry named `per_worker` or `per_shard` is taken for a marker.
+        `jax.eval_shape`. If flax nnx, or a checkpoint restored without a target, has
+        turned the whole state into nested dicts, markers are found by name: a dict of
+        one entry named `per_worker` or `per_shard` is a marker.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
@@ -137,9 +137,9 @@ def state_specs(
       A pytree of the same structure, with a `PartitionSpec` for each leaf.
 
     Raises:
-      TypeError: if `state` is a transformation, and not a state of one.
-      ValueError: if `PerShard` marks some of the state, and other leaves are sharded
-        over `shard_axis` without it.
+      TypeError: if `state` is a transformation.
+      ValueError: if `PerShard` marks some leaves of the state, but not all that are
+        sharded over `shard_axis`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, sparsejax
@@ -153,20 +153,20 @@ def state_specs(
     """
     if isinstance(state, optax.GradientTransformation):
         raise TypeError(
-            "state_specs: got a transformation, expected a state of it, such as "
+            "state_specs: got a transformation, expected its state, such as "
             "`sparsejax.init(tx, params, mesh)`."
         )
     axes: dict[Any, AxisName] = {"per_worker": axis_name, "per_shard": shard_axis}
     marks = marks_of_leaves(state)
     if shard_axis:
         _check_shards(state, marks, Workers(shard_axis))
-    # A group's marks name its axes themselves.
+    # The mark of a group is a tuple of its axes.
     specs = [P(*(axes.get(mark, mark) for mark in around)) for around in marks]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
 
 
 def _check_shards(state: Any, marks: list[tuple[Mark, ...]], shards: Workers) -> None:
-    """Raises ValueError where `PerShard` marks some of what is sharded, and not all."""
+    """Raises ValueError if `PerShard` marks some sharded leaves, and not all."""
     if not any("per_shard" in around for around in marks):
         return
     leaves = jax.tree_util.tree_leaves_with_path(state)
@@ -182,12 +182,11 @@ def _check_shards(state: Any, marks: list[tuple[Mark, ...]], shards: Workers) ->
 
 
 def marks_of_leaves(tree: Any) -> list[tuple[Mark, ...]]:
-    """The markers around each leaf: one for each of its leading axes, in their order.
+    """The markers around each leaf: one for each leading axis, in their order.
 
-    "per_worker", "per_shard", or the axes of the shards of a `ShardedState`'s group.
-
-    By type. Only where there is none in all of `tree`, by name: parameters may be
-    called as the markers are.
+    A mark is "per_worker", "per_shard", or the axes of the shards of a group of a
+    `ShardedState`. Markers are found by type. If `tree` has no marker by type, they are
+    found by name; otherwise names are ignored, since parameters may have such names.
     """
     found = _typed_marks(tree, ())
     return found if any(found) else _named_marks(tree)
@@ -201,7 +200,7 @@ def _typed_marks(tree: Any, around: tuple[Mark, ...]) -> list[tuple[Mark, ...]]:
     for path, node in nodes:
         if isinstance(node, _MARKERS):
             mark = _mark(node._fields[0], path)
-            # Once each: a marker inside its like adds no axis.
+            # A marker inside a marker of the same kind adds no axis.
             inside = around if mark in around else (*around, mark)
             found += _typed_marks(node[0], inside)
         else:

@@ -1,4 +1,4 @@
-"""`check_replicas`: are arrays that should be equal on all devices really equal?"""
+"""`check_replicas`: compares arrays that should be equal on all devices."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sparsejax._checks import path_name
 from sparsejax.placement._markers import marks_of_leaves
 
 _ASTRAY = (
-    "Something per worker reached a replicated value: look for gradients or metrics "
-    "that bypass the exchange, for branches on per-worker values, and for "
+    "A per-worker value reached a replicated one: look for gradients or metrics that "
+    "bypass the exchange, for branches on per-worker values, and for "
     "`check_vma=False`."
 )
 _OWN = (
-    "It is state that differs per worker, and its sharding says that it is replicated, "
-    "so that a checkpoint holds one worker's for all. Return the state with "
+    "This state differs per worker, but its sharding says that it is replicated, so a "
+    "checkpoint would hold one worker's state for all. Return the state with "
     "`out_axes=0` from `jax.pmap`, and from `jax.shard_map` with `out_specs` of "
     "`sparsejax.state_specs(state)`."
 )
@@ -28,18 +28,18 @@ _OWN = (
 def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     """Compares all copies of the same part of every array, bit by bit.
 
-    Types do not prove that replicas are equal, and a device that went astray shows
-    nothing but a slowly worse loss. Call it now and then: it fetches every shard to the
-    host. Copies held by other processes are compared through their hashes.
+    Types do not prove that replicas are equal, and replicas that drift apart only show
+    as a slowly worse loss. Call this from time to time, and not in every step: every
+    shard is fetched to its host. Processes compare hashes of their copies.
 
     Args:
-      tree: pytree of placed arrays: parameters, optimizer state. Shards are compared
-        with copies of the same shard, where there are any.
-      mesh: the mesh they were placed on.
+      tree: pytree of placed arrays: parameters, optimizer state. Each shard is compared
+        with the copies of the same shard.
+      mesh: the mesh of the arrays.
 
     Raises:
-      ValueError: naming the first leaf that differs, and the devices; or a leaf that
-        does not live on the devices of `mesh`.
+      ValueError: if copies differ, with the first such leaf and the devices; or if a
+        leaf is not on the devices of `mesh`.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -60,14 +60,14 @@ def check_replicas(tree: Any, mesh: jax.sharding.Mesh) -> None:
     for i, (name, leaf, _) in enumerate(leaves):
         if not leaf.sharding.device_set <= set(devices):
             raise ValueError(
-                f"check_replicas: the leaf `{name}` lives on devices outside of the "
-                f"mesh. Pass the mesh that it was placed on, or place it first with "
+                f"check_replicas: the leaf `{name}` is on devices outside of the mesh. "
+                f"Pass the mesh of the leaf, or place the leaf on the mesh first with "
                 f"`jax.device_put`."
             )
         for shard in leaf.addressable_shards:
             digests[i, number[shard.device]] = _digest(shard.data)
     if jax.process_count() > 1:
-        # Every process filled in its own devices and left the others at zero.
+        # Every process filled in the digests of its devices; the others are zero.
         digests = multihost_utils.process_allgather(digests).sum(axis=0)
     for i, (name, leaf, own) in enumerate(leaves):
         first: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""`resize_workers`: the same training on another number of workers."""
+"""`resize_workers`: continues a training on another number of workers."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ def resize_workers(
     workers: int | None = None,
     axis_name: AxisName = "data",
 ) -> Any:
-    """An optimizer state of the old workers, for the workers of `mesh`.
+    """Converts an optimizer state of the old workers for the workers of `mesh`.
 
-    What a worker has not sent yet is gradient that the model has not seen. With w old
-    and v new workers, every new residual is the mean of the old ones,
+    The residuals hold gradients that the model has not seen yet. With w old and v new
+    workers, every new residual is the mean of the old residuals,
 
         residual'_r = (1/w) sum_s residual_s    for r = 1 .. v
 
-    so that the mean pending gradient, and with it what will be delivered, is the same.
+    so the mean pending gradient, and later its delivery, stays the same.
 
     Args:
-      tx: the transformation that made `state`; it is initialised anew on `mesh`.
-      state: its state for all old workers: placed arrays, or numpy arrays as restored
-        from a checkpoint. That of a `jax.pmap` has a leading axis on every leaf.
-      params: the parameters, shaped as when `state` was made.
-      mesh: the mesh to go on with; it may have more workers than the old one, or fewer.
-      workers: in the place of `mesh`, for `jax.pmap`: how many workers there are. The
-        result is one worker's state, [1, ...], which `flax.jax_utils.replicate` copies:
-        save it in the place of `unreplicate(state)`, which has one worker's residual.
+      tx: the transformation that made `state`; `tx.init` runs again on `mesh`.
+      state: the state of `tx` for all old workers: placed arrays, or numpy arrays from
+        a checkpoint. A state of `jax.pmap` has a leading axis on every leaf.
+      params: the parameters, with the same shapes as when `state` was made.
+      mesh: the new mesh, with more or fewer workers than the old mesh.
+      workers: the number of workers for `jax.pmap`, instead of `mesh`. The result is
+        the state of one worker, [1, ...], which `flax.jax_utils.replicate` copies. Save
+        this state instead of `unreplicate(state)`, which has the residual of one worker
+        only.
       axis_name: with `workers`, the axis of the `jax.pmap`.
 
     Returns:
-      The state, placed on `mesh`. Per-worker floating-point leaves: the mean of the old
-      rows; other per-worker leaves: kept where all workers agree. The rest is kept
-      where its shape does not depend on the number of workers, such as moments and step
-      counts, and starts anew where it does, such as the bounds of parts. With as many
-      workers on `mesh` as before, everything is kept.
+      The state, placed on `mesh`. Per-worker floating-point leaves are the mean of the
+      old rows; other per-worker leaves are kept if all workers agree. Among replicated
+      leaves, those whose shape does not depend on the number of workers, such as
+      moments and step counts, are kept; others, such as the bounds of parts, start
+      anew. If the number of workers is the same as before, everything is kept.
 
     Raises:
-      ValueError: if `state` is not a state of `tx` for such parameters, or is the view
-        of one worker of several.
+      ValueError: if `state` is not a state of `tx` for such parameters, or if `state`
+        is the view of one out of several workers.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, sparsejax
@@ -91,7 +92,7 @@ def resize_workers(
 
 
 def _check_same(state: Any, fresh: Any) -> None:
-    """Raises ValueError if the two have other leaves; nnx may have boxed some."""
+    """Raises ValueError if both have different leaves; nnx may have boxed some."""
 
     def names(tree):
         leaves = jax.tree_util.tree_leaves_with_path(tree)
@@ -107,17 +108,17 @@ def _check_same(state: Any, fresh: Any) -> None:
     others = sorted(set(given) ^ set(made))
     difference = f"they differ in {', '.join(others)}" if others else "shapes differ"
     raise ValueError(
-        f"resize_workers: the state is none of this transformation for these "
-        f"parameters: {difference}. Pass the `tx` and `params` that it was made with, "
-        f"and of flax's states the optimizer state alone. A checkpoint that was "
-        f"restored without a target is made of dicts and lists: restore it with one."
+        f"resize_workers: this state was not made by this transformation for these "
+        f"parameters: {difference}. Pass the `tx` and `params` that made the state, "
+        f"and only the optimizer state of a flax state. A checkpoint that was restored "
+        f"without a target consists of dicts and lists: restore it with a target."
     )
 
 
 def _without_copies(
     old: list[Any], new: list[Any], marks: list[tuple[Mark, ...]]
 ) -> list[Any]:
-    """The leaves of a state of `jax.pmap`, [w, ...] each, as those of a mesh."""
+    """Converts leaves of a state of `jax.pmap`, [w, ...] each, to those of a mesh."""
     if not all(np.ndim(a) == np.ndim(b) + 1 for a, b in zip(old, new, strict=True)):
         return old
 
@@ -132,7 +133,7 @@ def _without_copies(
 def _check_all_workers(
     old: list[Any], fresh: Any, marks: list[tuple[Mark, ...]]
 ) -> None:
-    """Raises ValueError if there are fewer rows than workers in the reports."""
+    """Raises ValueError if the state has fewer rows than the reports have workers."""
     typed = jax.tree.unflatten(jax.tree.structure(fresh), old)
     nodes = jax.tree.leaves(typed, is_leaf=lambda x: isinstance(x, Report))
     counts = {np.shape(x.demand)[-1] for x in nodes if isinstance(x, Report)}
@@ -143,19 +144,19 @@ def _check_all_workers(
         if rows not in counts:
             raise ValueError(
                 f"resize_workers: the state has {rows} of the residuals of "
-                f"{max(counts)} workers: it is the view of one worker, as "
-                f"`flax.jax_utils.unreplicate` and `out_axes=None` of `jax.pmap` give. "
-                f"What the others have not sent is lost in it. Pass the state of all "
-                f"workers, [w, 1, ...], as `jax.pmap` with `out_axes=0` returns it; of "
-                f"`jax.shard_map`, return it with `out_specs` of "
+                f"{max(counts)} workers. It is the view of one worker, such as from "
+                f"`flax.jax_utils.unreplicate` or `out_axes=None` of `jax.pmap`, and "
+                f"lacks the pending gradients of the others. Pass the state of all "
+                f"workers, [w, 1, ...]: `jax.pmap` returns this with `out_axes=0`, and "
+                f"`jax.shard_map` with `out_specs` of "
                 f"`sparsejax.state_specs(state)`."
             )
 
 
 def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
-    """As `new`, each row the mean over the rows of `old`, summed in float64.
+    """An array like `new` whose rows are the mean of the rows of `old`, in float64.
 
-    What cannot be averaged, such as counters, is kept if all rows agree.
+    Integers, such as counters, have no mean: they are kept if all rows agree.
     """
     rest = [shape[:axis] + shape[axis + 1 :] for shape in (np.shape(old), new.shape)]
     if rest[0] != rest[1]:
@@ -172,12 +173,12 @@ def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
         if not (value == mean).all():
             return new
     rows = np.broadcast_to(mean.astype(new.dtype), new.shape)
-    # By shard: no device, and not the host either, ever holds all rows.
+    # Made shard by shard, so neither a device nor the host holds all rows.
     return jax.make_array_from_callback(new.shape, new.sharding, lambda i: rows[i])
 
 
 def _place(old: Any, new: Any, mesh: jax.sharding.Mesh | None) -> Any:
-    """`old` where `new` is, or on all devices if `new` is not on the mesh."""
+    """Places `old` like `new`, or on all devices if `new` is not on the mesh."""
     if not isinstance(new, jax.Array):
         return old
     placed = isinstance(new.sharding, NamedSharding) and new.sharding.mesh == mesh
@@ -195,7 +196,7 @@ def _fetch(x: Any) -> np.ndarray:
         and isinstance(x.sharding, NamedSharding)
         and not x.is_fully_addressable
     ):
-        # Rows of other processes: gathered on every host.
+        # Gathers the rows of other processes on every host.
         everywhere = NamedSharding(x.sharding.mesh, P())
         x = jax.jit(lambda x: x, out_shardings=everywhere)(x).addressable_data(0)
     return np.asarray(x)

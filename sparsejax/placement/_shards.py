@@ -1,4 +1,4 @@
-"""State that differs per shard of a model: a manual axis beside the workers' one."""
+"""State that differs per shard of a model: a second manual axis beside the workers'."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def per_shard(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `tx` on each model shard's own part, with state that differs per shard.
 
-    For parameters that are sharded over a second axis of `jax.shard_map`: each shard of
-    the model is sparsified by itself, among the workers that hold the same shard.
-    All state of `tx` is marked `PerShard`, thresholds, reports and moments as well,
-    since none of it is equal on all shards. A transformation that looks at the whole
-    tree, such as clipping by the global norm, sees one shard of it.
+    For parameters that are sharded over a second axis of `jax.shard_map`. The workers
+    that hold the same shard of the model sparsify this shard separately. All state of
+    `tx` is marked `PerShard`, including thresholds, reports and moments, since all of
+    it differs between shards. A transformation of the whole tree, such as clipping by
+    the global norm, sees one shard only.
 
     Args:
       tx: a transformation that holds sparsejax ones, possibly chained with others.
@@ -34,13 +34,13 @@ def per_shard(
       shard_axis: the mesh axis of the model's shards, or a tuple of axes.
 
     Returns:
-      The same transformation on local shards. `init` outside `jax.shard_map` takes
-      the sharded parameters themselves, and reads from them how they are sharded.
+      The same transformation on local shards. `init` outside `jax.shard_map` takes the
+      sharded parameters, and reads their shardings.
 
     Raises:
-      ValueError: from `init`, if a leaf is not sharded over `shard_axis`, or if that
-        cannot be told (traced values on an automatic mesh); from `update`, if a leaf
-        is typed equal on all shards: then it belongs to a group of its own.
+      ValueError: from `init`, if a leaf is not sharded over `shard_axis`, or if its
+        sharding is unknown (traced values on an automatic mesh); from `update`, if a
+        leaf is typed equal on all shards and so belongs to another group.
       NameError: from `update`, if an axis is not bound.
 
     Example:
@@ -75,8 +75,8 @@ def per_shard(
                 **options,
             )
 
-        # Only for its structure, which holds the local shapes: unchecked, since the
-        # per-worker parts vary over more than these specs say.
+        # Gives the structure only, with local shapes. Unchecked, since per-worker parts
+        # vary over more axes than these specs name.
         shapes = jax.eval_shape(mapped(P(shard_axis), check_vma=False), params)
         made = mapped(state_specs(shapes, axis_name, shard_axis=shard_axis))
         return jax.jit(made)(params)
@@ -103,7 +103,7 @@ def _require_mesh(axes: tuple[str, ...]) -> None:
 
 
 def _spec(path: Any, leaf: Any, shards: Workers) -> P:
-    """The spec of a parameter, as far as it concerns the axes of the shards."""
+    """The spec of a parameter, restricted to the axes of the shards."""
     axes = set(shards.axes)
     if not axes & sharded_axes(leaf):
         raise ValueError(

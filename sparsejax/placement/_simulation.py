@@ -1,4 +1,4 @@
-"""`simulate`: many workers on one device."""
+"""`simulate`: runs many workers on one device."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from sparsejax.placement._markers import map_per_worker, state_specs
 def simulate(
     tx: optax.GradientTransformation, *, workers: int, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    """The same transformation for `workers` workers under `jax.vmap` on one device.
+    """Runs `tx` for `workers` workers on one device, under `jax.vmap`.
 
-    For experiments and tests: same numbers, no mesh. Same up to rounding, as a compiler
-    may sum in another order: updates of `marsit` differ by 2e-7.
+    Experiments and tests get the same numbers without a mesh. The numbers agree up to
+    rounding, since a compiler may sum in another order: updates of `marsit` differ by
+    2e-7.
 
     Args:
       tx: a transformation that holds sparsejax ones, possibly chained with others.
       workers: number of workers, at least 1.
-      axis_name: the axis that `tx` exchanges over; a single name.
+      axis_name: the axis over which `tx` exchanges; a single name.
 
     Returns:
-      A transformation whose gradients carry a leading axis [w]; parameters and
-      returned updates carry none. Its state has the layout of the global one: [w, ...]
-      for per-worker parts, no worker axis on the rest.
+      A transformation whose gradients have a leading axis [w]; parameters and returned
+      updates have no such axis. The state has the layout of the global state: [w, ...]
+      for per-worker parts, no worker axis for the rest.
 
     Raises:
       TypeError: if `workers` is not an int.
@@ -65,7 +66,7 @@ def simulate(
             return row(tx.init(params))
 
         shapes = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
-        # out_axes=None fails where a value is not provably equal on all workers.
+        # out_axes=None fails if a value is not provably equal on all workers.
         return jax.vmap(local, in_axes=None, out_axes=axes(shapes), **mapped)(0.0)
 
     def step(updates, state, params, extra_args):
@@ -79,12 +80,12 @@ def simulate(
             updates, state
         )
 
-    # Compiled as a whole: one operation at a time takes seconds to trace.
+    # Compiles the whole step: to run operation by operation takes seconds.
     compiled = jax.jit(functools.partial(step, extra_args={}))
 
     def update(updates, state, params=None, **extra_args):
         _check_leading_axis(updates, workers)
-        if extra_args:  # may hold anything, functions too
+        if extra_args:  # may hold any values, also functions
             return step(updates, state, params, extra_args)
         return compiled(updates, state, params)
 
@@ -97,6 +98,6 @@ def _check_leading_axis(gradients: Any, workers: int) -> None:
         if jnp.shape(leaf)[:1] != (workers,):
             raise ValueError(
                 f"update: the gradient `{path_name(path)}` has the shape "
-                f"{jnp.shape(leaf)}, but the first axis should be that of the "
+                f"{jnp.shape(leaf)}, but the first axis should have the size of the "
                 f"{workers} simulated workers."
             )
