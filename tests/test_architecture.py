@@ -24,7 +24,7 @@ LAYERS = (
     {"_transform"},
     {"recipes", "placement", "planning"},
     {"__init__"},
-    {"examples"},
+    {"examples", "testing"},
     {"bench"},
 )
 # Rooms with limited access: the modules outside that may import each of them.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sparsejax import testing
+from sparsejax.testing._programs import example_params
 from tests.cases import CASES, RECIPES, param
-from tests.harness import PARAMS, WORKERS, flat, gradients, residuals, run
+from tests.harness import WORKERS
 
 STEPS = 200
 
@@ -24,21 +25,12 @@ def _conserving(cases):
     + [param(case, jnp.float32) for case in _conserving(RECIPES)],
 )
 def test_mass_is_conserved(case, dtype):
-    params = jax.tree.map(lambda p: p.astype(dtype), PARAMS)
-
-    def stream(t):
-        return gradients(t, params=params)
-
-    given = np.zeros(flat(params).size)
-    received = np.zeros_like(given)
-    scale = np.zeros_like(given)
-    for drawn, updates, state in run(case.make(), STEPS, params=params, stream=stream):
-        mine = flat(drawn, (WORKERS,))
-        given += mine.mean(axis=0)
-        received += flat(updates)
-        scale += np.abs(mine).mean(axis=0)
-        kept = residuals(state)
     # Each step adds one rounding of what is kept; relative to all that was added up.
-    error = np.abs(received + kept.mean(axis=0) - given) / scale
-    assert error.max() < 1e-6
+    kept = testing.check_conservation(
+        case.make(),
+        workers=WORKERS,
+        params=example_params(dtype),
+        steps=STEPS,
+        tolerance=1e-6,
+    )
     assert np.abs(kept).max() > 0

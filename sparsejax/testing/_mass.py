@@ -1,0 +1,125 @@
+"""Conservation: sum of updates + mean residual = sum of mean gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sparsejax
+from sparsejax.testing._programs import example_params, run
+from sparsejax.testing._values import as_vector, memory_leaves, require, residuals
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+_CAUSE = (
+    "`Delivery.left` is not the vector less this worker's share of `Delivery.mean`, "
+    "`delivered` names coordinates that did not go out, or a scatter added duplicates"
+)
+
+
+def check_conservation(
+    tx: optax.GradientTransformation,
+    *,
+    workers: int = 4,
+    params: Any = None,
+    steps: int = 20,
+    tolerance: float = 1e-6,
+) -> Float[np.ndarray, "w n"] | None:
+    """Sum of updates + mean residual = sum of mean gradients.
+
+    Args:
+      tx: see `check_contract`; with a memory that is error feedback, or a method that
+        delivers everything.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+      steps: the number of steps.
+      tolerance: of each coordinate, relative to the sum of its mean magnitudes.
+
+    Returns:
+      The residuals after the last step; `None` without a memory.
+
+    Raises:
+      AssertionError: with the coordinate that is furthest off.
+    """
+    params = example_params() if params is None else params
+    return _conserved(tx, workers, params, steps, tolerance)[0]
+
+
+def check_one_worker(
+    tx: optax.GradientTransformation, *, params: Any = None, conserves: bool = True
+) -> None:
+    """Four steps of one worker: something is sent, and no mass is lost.
+
+    Args:
+      tx: see `check_contract`.
+      params: see `check_contract`.
+      conserves: see `check_contract`.
+
+    Raises:
+      AssertionError: with the coordinate that is furthest off.
+    """
+    params = example_params() if params is None else params
+    _, sent = _conserved(tx, 1, params, 4, 1e-5 if conserves else None)
+    require(
+        all(sent), "one worker sends", f"{sent.count(0)} of 4 steps sent nothing",
+        "messages are sized by the other workers, or a threshold is out of reach",
+    )  # fmt: skip
+
+
+def check_few_coordinates(
+    tx: optax.GradientTransformation, *, workers: int = 4, conserves: bool = True
+) -> None:
+    """24 steps on max(1, min(3, w - 1)) coordinates: some are sent, none is lost.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      conserves: see `check_contract`.
+
+    Raises:
+      AssertionError: with the coordinate that is furthest off.
+    """
+    params = jnp.zeros((max(1, min(3, workers - 1)),))
+    _, sent = _conserved(tx, workers, params, 24, 1e-5 if conserves else None)
+    require(
+        any(sent), "fewer coordinates than workers", "24 steps sent nothing",
+        "a share of n is rounded down to 0",
+    )  # fmt: skip
+
+
+def _conserved(
+    tx: optax.GradientTransformation,
+    workers: int,
+    params: Any,
+    steps: int,
+    tolerance: float | None,
+) -> tuple[Float[np.ndarray, "w n"] | None, list[int]]:
+    """The residuals, and the coordinates that each step sent."""
+    given = received = scale = np.zeros(as_vector(params).size)
+    sent = []
+    for drawn, updates, state in run(tx, steps, params, workers):
+        mine = as_vector(drawn, (workers,))
+        given = given + mine.mean(axis=0)
+        received = received + as_vector(updates)
+        scale = scale + np.abs(mine).mean(axis=0)
+        found = sparsejax.reports(state).values()
+        sent.append(sum(int(report.sent) for report in found))
+    kept = residuals(state) if memory_leaves(state) else None
+    if tolerance is not None:
+        total = received + (0 if kept is None else kept.mean(axis=0))
+        error = np.abs(total - given) / np.maximum(scale, np.finfo(np.float32).tiny)
+        if error.size:
+            worst = int(np.nan_to_num(error, nan=np.inf).argmax())
+            require(
+                error[worst] < tolerance,
+                "mass is conserved",
+                f"after {steps} steps of {workers} workers, updates and mean residual "
+                f"hold {total[worst]:.6g} of coordinate {worst}, and the gradients "
+                f"gave {given[worst]:.6g}",
+                _CAUSE,
+            )
+    return kept, sent

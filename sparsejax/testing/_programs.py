@@ -1,0 +1,182 @@
+"""Compiled steps of a transformation, on the devices of a mesh or simulated on one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+
+# An odd number of coordinates, a scalar, and a leaf without coordinates.
+SHAPES = {"bias": (20,), "kernel": (30, 20), "scale": (), "unused": (0, 3)}
+
+Stream = Callable[[int], Any]
+
+
+def example_params(dtype: Any = jnp.float32) -> dict[str, Any]:
+    """A small tree of zeros: vectors, a matrix, a scalar and an empty leaf."""
+    return {name: jnp.zeros(shape, dtype) for name, shape in SHAPES.items()}
+
+
+def gradients(step: int, workers: int, params: Any, dtype=None, seed: int = 0) -> Any:
+    """Laplace gradients [w, ...] whose scale differs between leaves and columns."""
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(params)
+    rng = np.random.default_rng([seed, step])
+
+    def draw(i, leaf):
+        profile = np.linspace(0.2, 3.0, max(leaf.size, 1))[: leaf.size]
+        values = rng.laplace(size=(workers, leaf.size)) * profile * (i + 1)
+        return jnp.asarray(values.reshape(workers, *leaf.shape), dtype or leaf.dtype)
+
+    return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+class Trainer(NamedTuple):
+    """A compiled step, and the parameters and the state that the step starts from.
+
+    Attributes:
+      step: `(params, state, gradients [w, ...]) -> (params, state, updates)`; donates
+        the first two arguments.
+      mesh: the mesh of the workers; `None` if the workers are simulated.
+      state: the state after `init`.
+      params: zeros.
+    """
+
+    step: Any
+    mesh: Mesh | None
+    state: Any
+    params: Any
+
+    def shard(self, tree: Any) -> Any:
+        """Places gradients [w, ...], one row on each worker."""
+        if self.mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(self.mesh, P("data")))
+
+    def start(self) -> tuple[Any, Any]:
+        """Copies of the first parameters and state, since the step donates both."""
+        return jax.tree.map(lambda x: x.copy(), (self.params, self.state))
+
+    def advance(self, params: Any, state: Any, drawn: Any) -> tuple[Any, Any, Any]:
+        """One step, waited for: virtual devices deadlock when steps pile up."""
+        return jax.block_until_ready(self.step(params, state, self.shard(drawn)))
+
+
+def mesh_of(workers: int, kind: AxisType = AxisType.Auto) -> Mesh:
+    """The mesh of the first `workers` devices, with the axis "data"."""
+    devices = np.asarray(jax.devices()[:workers])
+    return Mesh(devices, ("data",), axis_types=(kind,))
+
+
+def has_devices(workers: int) -> bool:
+    """Whether this process alone has a device for each worker."""
+    return jax.process_count() == 1 and jax.device_count() >= workers
+
+
+def trainer(
+    tx: optax.GradientTransformation,
+    params: Any,
+    workers: int,
+    *,
+    simulated: bool | None = None,
+    mesh: Mesh | None = None,
+    check_vma: bool = True,
+) -> Trainer:
+    """The `Trainer` of `tx`; equal arguments share one compiled program.
+
+    Args:
+      tx: exchanges over the axis "data".
+      params: pytree of arrays; only shapes and dtypes count.
+      workers: the number of workers.
+      simulated: whether one device simulates the workers; by default only if there are
+        fewer devices than workers.
+      mesh: the mesh, if not the first devices.
+      check_vma: as in `jax.shard_map`.
+    """
+    leaves, treedef = jax.tree.flatten(params)
+    shapes = tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
+    # Programs depend on this option as well.
+    config: Any = jax.config
+    strict = config.jax_numpy_dtype_promotion
+    if simulated or (simulated is None and mesh is None and not has_devices(workers)):
+        return _simulated(tx, treedef, shapes, workers, strict)
+    return _placed(tx, treedef, shapes, mesh or mesh_of(workers), check_vma, strict)
+
+
+def _zeros(treedef: Any, shapes: Any) -> Any:
+    return treedef.unflatten([jnp.zeros(*shape) for shape in shapes])
+
+
+@functools.cache
+def _simulated(tx, treedef, shapes, workers, _):
+    params = _zeros(treedef, shapes)
+    simulated = sparsejax.simulate(tx, workers=workers)
+
+    def step(params, state, gradients):
+        updates, state = simulated.update(gradients, state, params, unknown_argument=1)
+        return optax.apply_updates(params, updates), state, updates
+
+    return Trainer(jax.jit(step), None, simulated.init(params), params)
+
+
+@functools.cache
+def _placed(tx, treedef, shapes, mesh, check_vma, _):
+    params = _zeros(treedef, shapes)
+    tx = optax.with_extra_args_support(tx)
+    state = sparsejax.init(tx, params, mesh)
+    specs = (P(), sparsejax.state_specs(state, "data"))
+
+    def step(params, state, gradients):
+        mine = jax.tree.map(lambda g: g[0], gradients)
+        updates, state = tx.update(mine, state, params, unknown_argument=1)
+        return optax.apply_updates(params, updates), state, updates
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(*specs, P("data")),
+        out_specs=(*specs, P()),
+        check_vma=check_vma,
+    )
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
+    jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
+    # Placed, so that the first call compiles for the same shardings as the second.
+    params = jax.device_put(params, shardings[0])
+    state = jax.tree.map(jax.device_put, state, shardings[1])
+    return Trainer(jitted, mesh, state, params)
+
+
+def run(
+    tx: optax.GradientTransformation,
+    steps: int,
+    params: Any,
+    workers: int,
+    *,
+    stream: Stream | None = None,
+    **options: Any,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields `(gradients, updates, state)` of each step, on the host.
+
+    Args:
+      tx: as in `trainer`.
+      steps: their number.
+      params: as in `trainer`.
+      workers: as in `trainer`.
+      stream: `step -> gradients [w, ...]`; `gradients` by default.
+      **options: of `trainer`.
+    """
+    made = trainer(tx, params, workers, **options)
+    current, state = made.start()
+    for t in range(steps):
+        drawn = stream(t) if stream else gradients(t, workers, params)
+        current, state, updates = made.advance(current, state, drawn)
+        yield jax.device_get((drawn, updates, state))

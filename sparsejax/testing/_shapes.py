@@ -1,0 +1,207 @@
+"""Properties that tracing shows: nothing runs here but `init`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sparsejax
+from sparsejax.testing._programs import (
+    example_params,
+    gradients,
+    has_devices,
+    mesh_of,
+    trainer,
+)
+from sparsejax.testing._values import memory_leaves, require, require_same_types
+
+_OTHER_TYPES = (
+    "a function of a part returns other shapes or dtypes than `init`, `details` or "
+    "`sparsejax.parts` say"
+)
+
+
+def check_replicated(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """`init` and `update` trace, and all that should be replicated is so provably.
+
+    Under `vmap` an output that is not derived from collectives or constants alone is
+    refused, also where the types of `shard_map` miss it.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+
+    Raises:
+      AssertionError: with the error of the trace.
+    """
+    params = example_params() if params is None else params
+    try:
+        made = trainer(tx, params, workers, simulated=True)
+        drawn = gradients(0, workers, params)
+        jax.eval_shape(made.step, params, made.state, drawn)
+    except Exception as error:
+        first = str(error).strip().split("\n")[0].rstrip(".")
+        if "out_axes" in str(error):
+            raise AssertionError(
+                f"updates and replicated state are equal on all workers: the trace "
+                f"says {first!r}; `Delivery.mean`, the report, or state that is not "
+                f"marked `PerWorker` is computed from this worker's own values without "
+                f"a collective."
+            ) from error
+        raise AssertionError(
+            f"`init` and `update` trace: got {type(error).__name__}, {first!r}; a part "
+            f"returns an array of another shape, or a record with other fields, than "
+            f"`sparsejax.parts` says."
+        ) from error
+
+
+def check_state_types(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """The state keeps its structure, shapes and dtypes from `init` on.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+
+    Raises:
+      AssertionError: naming the first leaf that changes.
+    """
+    params = example_params() if params is None else params
+    made = trainer(tx, params, workers)
+    _require_kept_types(made, gradients(0, workers, params))
+
+
+def check_strict_promotion(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """The step traces with `jax.numpy_dtype_promotion("strict")`, with equal types.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+
+    Raises:
+      AssertionError: with the promotion that is refused.
+    """
+    params = example_params() if params is None else params
+    with jax.numpy_dtype_promotion("strict"):
+        try:
+            made = trainer(tx, params, workers)
+            _require_kept_types(made, made.shard(gradients(0, workers, params)))
+        except jax.dtypes.TypePromotionError as error:
+            first = str(error).strip().split("\n")[0].rstrip(".")
+            raise AssertionError(
+                f"no dtype is promoted implicitly: the trace says {first!r}; two "
+                f"arrays of different dtypes meet without `astype`."
+            ) from error
+
+
+def _require_kept_types(made: Any, drawn: Any) -> None:
+    _, state, _ = jax.eval_shape(made.step, made.params, made.state, drawn)
+    when = ("after an update", "after `init`")
+    require_same_types(
+        state, made.state, "the state keeps its types", when, _OTHER_TYPES
+    )
+
+
+def check_wide_types(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """With `jax.enable_x64` the state and the updates have the same types as without.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+
+    Raises:
+      AssertionError: naming the first leaf that changes.
+    """
+    params = example_params() if params is None else params
+    simulated = sparsejax.simulate(tx, workers=workers)
+    drawn = gradients(0, workers, params)
+    state = jax.eval_shape(simulated.init, params)
+    with jax.enable_x64(True):
+        wide = jax.eval_shape(simulated.init, params)
+        updates, after = jax.eval_shape(simulated.update, drawn, wide)
+    rule = "64-bit types change nothing"
+    cause = "an array is made without a dtype, such as by `jnp.arange(k)`"
+    for given, expected, when in (
+        (wide, state, "after `init`"),
+        (after, state, "after an update"),
+        (updates, params, "as an update"),
+    ):
+        both = (f"{when} with 64-bit types", "without")
+        require_same_types(given, expected, rule, both, cause)
+
+
+def check_abstract_init(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """`init` on `jax.ShapeDtypeStruct`s gives the types of the state.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`.
+
+    Raises:
+      AssertionError: naming the first leaf that differs.
+    """
+    params = example_params() if params is None else params
+    shapes = jax.eval_shape(lambda: params)
+    if has_devices(workers):
+        with jax.set_mesh(mesh_of(workers)):
+            abstract, made = jax.eval_shape(tx.init, shapes), tx.init(params)
+    else:
+        simulated = sparsejax.simulate(tx, workers=workers)
+        abstract, made = jax.eval_shape(simulated.init, shapes), simulated.init(params)
+    when = ("from shapes", "from arrays")
+    cause = "`init` of a part reads values of its arguments"
+    require_same_types(abstract, made, "`init` needs shapes only", when, cause)
+
+
+def check_update_types(
+    tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
+) -> None:
+    """Updates have the gradient's structure and dtypes, and memories are float32.
+
+    Args:
+      tx: see `check_contract`.
+      workers: see `check_contract`.
+      params: see `check_contract`; by default with leaves in bfloat16 and float16.
+
+    Raises:
+      AssertionError: naming the first leaf that differs.
+    """
+    if params is None:
+        params = example_params()
+        params["bias"] = params["bias"].astype(jnp.bfloat16)
+        params["scale"] = params["scale"].astype(jnp.float16)
+    made = trainer(tx, params, workers)
+    drawn = gradients(0, workers, params)
+    _, state, updates = jax.eval_shape(made.step, params, made.state, drawn)
+    require_same_types(
+        updates,
+        params,
+        "updates have the types of the gradients",
+        ("as an update", "as a gradient"),
+        "a transformation around `sparsify` promotes them",
+    )
+    dtypes = sorted({str(np.dtype(leaf.dtype)) for leaf in memory_leaves(state)})
+    require(
+        set(dtypes) <= {"float32"},
+        "memories are float32 whatever the gradient's dtype",
+        f"found {', '.join(dtypes)}",
+        "`Memory.settle` or `Delivery.left` has the gradient's dtype",
+    )
