@@ -1,4 +1,4 @@
-"""The code of the README and of the guides runs as it stands, and links lead on."""
+"""The code of the README and the guides runs unchanged, and their links work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.pages import GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
 
-# What a page must have reached at its end, as a program.
+# Checks that run at the end of a page's program.
 CHECKS = {
     "README": """
 assert loss < 0.2, loss  # from 1
@@ -47,12 +47,12 @@ assert (frozen["b"] == 0).all() and (frozen["w"] != 0).any()
     "sharded_models": "",
     "troubleshooting": "",
 }
-# Starts processes, which tests/test_processes.py does.
+# MANY_HOSTS starts processes: see tests/test_processes.py.
 PROGRAMS = [page for page in (README, *GUIDES) if page != MANY_HOSTS]
 
 
 def program(page):
-    """Guides go on from the README's loop."""
+    """The program of a page; guides continue the README's loop."""
     if page == README:
         return "\n".join([*blocks(page), CHECKS["README"]])
     return "\n".join([loop(2), *blocks(page), CHECKS[page.stem]])
@@ -66,7 +66,7 @@ def test_blocks_run_in_order(page, tmp_path):
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        # They compile for longer than they run.
+        # Compilation takes longer than the runs.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     done = subprocess.run(

@@ -54,12 +54,12 @@ MEMORIES = {
     "momentum_correction": lambda: memories.momentum_correction(0.9),
 }
 REFUSED = {
-    # Some coordinates would never be in the leader's part.
+    # Some coordinates would never lie in the leader's part.
     *itertools.product(["leader"], ["even", "layerwise"]),
     *itertools.product(
         ["one_bit_ring", "packed_signs"], SPARSIFIERS.keys() - {"everything"}
     ),
-    # They read the histogram of the deliveries, which `union` alone tells.
+    # `balanced` reads the histogram of the deliveries, which only `union` provides.
     *itertools.product(EXCHANGES.keys() - {"union"}, ["balanced"]),
 }
 ACCEPTED = [
@@ -83,7 +83,7 @@ def compose(exchange, sparsifier, memory="error_feedback"):
 
 
 def half_of_the_rows(step):
-    """Gradients of which other rows are zero on each worker and in each step."""
+    """Gradients whose zero rows differ between workers and steps."""
     drawn = gradients(step, WORKERS, params=PARAMS)
     rng = np.random.default_rng([1, step])
     return {
@@ -94,7 +94,7 @@ def half_of_the_rows(step):
 
 @pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
 def test_accepted_pairs_keep_their_types(exchange, sparsifier):
-    """With the memory that asks most; others are traced, and run, further down."""
+    """Uses the memory with the most arrays; tests below trace and run the others."""
     compose(exchange, sparsifier, "none")
     tx = compose(exchange, sparsifier, "momentum_correction")
     tx = sparsejax.simulate(tx, workers=WORKERS)
@@ -110,7 +110,7 @@ def test_accepted_pairs_keep_their_types(exchange, sparsifier):
     [("union", "even"), ("pairs", "topk"), ("dense", "random_k")],
 )
 def test_each_memory_runs(exchange, sparsifier, memory):
-    """And what a memory keeps is what was not sent."""
+    """Each memory keeps its own number of arrays, all finite."""
     tx = compose(exchange, sparsifier, memory)
     stream = functools.partial(gradients, workers=WORKERS, params=PARAMS)
     for _, updates, state in run_simulated(
@@ -148,7 +148,7 @@ def test_refused_pairs_are_named(exchange, sparsifier):
 
 @pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
 def test_rows_are_delivered_whole(exchange):
-    """The coordinates of the rows that were chosen, and of no other ones."""
+    """Delivers all coordinates of the chosen rows, and no others."""
     tx = sparsejax.sparsify(
         sparsifiers.nonzero(0.2), exchange=EXCHANGES[exchange](), memory=memories.none()
     )
@@ -171,7 +171,7 @@ def test_rows_are_delivered_whole(exchange):
 
 @pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
 def test_an_index_is_sent_for_a_row(exchange):
-    """And not for each of its coordinates."""
+    """A row takes one index, and not one for each coordinate."""
     shape = (1 << 14, 16)
     params = jnp.zeros(shape)
     made = functools.partial(

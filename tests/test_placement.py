@@ -52,7 +52,7 @@ def test_init_shards_per_worker_rows(kind, how):
 
 @kinds
 def test_init_inside_jit(kind):
-    """A mesh has to be set outside; then jax has it, whoever asks."""
+    """A mesh has to be set outside of `jax.jit`; inside, jax then knows the mesh."""
     tx, mesh = sparsejax.exdyna(0.05), mesh_of(kind=kind)
     inside = jax.jit(lambda params: sparsejax.init(tx, params, mesh))
     with pytest.raises(ValueError, match=r"set_mesh\(mesh\): jax\.jit\(tx\.init\)"):

@@ -1,4 +1,4 @@
-"""Loops that are a `jax.pmap` over a replicated `TrainState`, as flax and haiku do."""
+"""Loops with `jax.pmap` over a replicated `TrainState`, as in flax and haiku."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def made(recipe):
 
 
 def start(tx):
-    """The `TrainState` of such a loop, made outside of any mesh."""
+    """The `TrainState` of such a loop, made without a mesh."""
     opt_state = sparsejax.init(tx, PARAMS, workers=WORKERS, axis_name="batch")
     state = TrainState(step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=opt_state)
     return jax_utils.replicate(state)
 
 
 def step(state, batch):
-    """The loop's own, without its `pmean` of the gradients."""
+    """The step of such a loop, without its `pmean` of the gradients."""
     loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
     return state.apply_gradients(grads=grads), jax.lax.pmean(loss, "batch")
 
@@ -71,13 +71,13 @@ def train(pstep, state, steps):
 
 @functools.cache
 def trained(recipe):
-    """A compiled step, and the state after four."""
+    """A compiled step, and the state after four steps."""
     pstep = parallel(step)
     return pstep, train(pstep, start(made(recipe)), slice(0, 4))
 
 
 def manual(tx):
-    """The same four steps as a `jax.shard_map`."""
+    """The same four steps under `jax.shard_map`."""
     mesh = jax.sharding.Mesh(mesh_of().devices, ("batch",))
     state = sparsejax.init(tx, PARAMS, mesh)
     specs = (P(), sparsejax.state_specs(state, "batch"))
@@ -128,7 +128,7 @@ def test_init_names_the_call_for_pmap():
 
 
 def test_all_of_the_state_can_be_saved():
-    """[w, 1, ...] goes on bitwise the same."""
+    """Training continues from [w, 1, ...] with bitwise the same result."""
     pstep, state = trained(EXDYNA)
     expected = train(pstep, state, slice(4, 6))
     restored = serialization.from_bytes(
@@ -140,7 +140,7 @@ def test_all_of_the_state_can_be_saved():
 
 
 def test_one_copy_with_the_mean_residual():
-    """In the place of `unreplicate`: one copy, and nothing pending is lost."""
+    """Replaces `unreplicate`: saves one copy, and loses no pending gradient."""
     pstep, state = trained(EXDYNA)
     tx, params = made(EXDYNA), jax_utils.unreplicate(state.params)
     one = sparsejax.resize_workers(
@@ -175,7 +175,7 @@ def test_resize_from_pmap_to_a_mesh():
 
 @pytest.mark.parametrize("kind", ["unreplicated", "out_axes"])
 def test_one_workers_state_is_refused(kind):
-    """It looks replicated, and holds the residual of one worker for all."""
+    """The state of one worker looks replicated, but has the residual of one worker."""
     _, state = trained(EXDYNA)
     tx, params = made(EXDYNA), jax_utils.unreplicate(state.params)
     mesh = jax.sharding.Mesh(mesh_of().devices, ("batch",))

@@ -67,7 +67,7 @@ STEPS = 400
 
 @functools.cache
 def _runs(stream):
-    """All runs on a stream, in one pass: to draw the stream takes longest."""
+    """All runs on a stream, in one pass: the stream takes longer than the steps."""
     n, workers, seed = STREAMS[stream]
     runs = {name: _Run(recipe(0.01), n, workers) for name, recipe in RECIPES.items()}
     if stream == "w4":
