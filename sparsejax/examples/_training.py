@@ -14,6 +14,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sparsejax
+from sparsejax.recipes._table import TABLE
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float
@@ -49,32 +50,9 @@ class Recipe(NamedTuple):
 
 
 RECIPES: dict[str, Recipe] = {
-    "dense": Recipe(lambda density: sparsejax.dense(), everything=True),
-    "exdyna": Recipe(sparsejax.exdyna),
-    "micro": Recipe(sparsejax.micro),
-    "marsit": Recipe(
-        lambda density: sparsejax.marsit(100), everything=True, period=100
-    ),
-    # With the scale None, to suit the learning rate of the other recipes.
-    "sign_majority": Recipe(
-        lambda density: sparsejax.sign_majority(None), everything=True
-    ),
-    "ef_sign": Recipe(lambda density: sparsejax.ef_sign(), everything=True),
-    "deft": Recipe(sparsejax.deft),
-    "cltk": Recipe(sparsejax.cltk),
-    "random_k": Recipe(sparsejax.random_k),
-    "topk": Recipe(sparsejax.topk),
-    "sidco": Recipe(sparsejax.sidco),
-    "hard_threshold": Recipe(
-        lambda density: sparsejax.hard_threshold(0.03, max_density=density)
-    ),
-    # Scaled by 1/10 to suit the learning rate of the other recipes: velocities sum up
-    # to ten times the gradient.
-    "dgc": Recipe(
-        lambda density: optax.chain(
-            sparsejax.dgc(density, momentum=0.9), optax.scale(0.1)
-        )
-    ),
+    name: Recipe(row.build, everything=row.density is None, period=row.period)
+    for name, row in TABLE.items()
+    if not row.lossless  # A dense gradient has no zeros to leave out.
 }
 
 

@@ -1,0 +1,70 @@
+"""THE table of recipes: the demo, the benchmarks and the tests run its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import optax
+
+from sparsejax import recipes
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One recipe, and the facts that a training run or a test has to know.
+
+    Attributes:
+      recipe: the function.
+      density: the name of the argument that takes the density; `None` if the recipe
+        sends everything, or exactly the non-zeros.
+      arguments: other arguments for training runs.
+      after: follows the recipe in training runs.
+      lossless: whether the recipe sends exactly the non-zeros.
+      period: steps from one of the most expensive steps to the next; all other steps
+        are the cheapest ones.
+      memory: whether a worker keeps values for later steps.
+      loses: whether some of the gradient is neither sent nor kept.
+    """
+
+    recipe: Callable[..., optax.GradientTransformationExtraArgs]
+    density: str | None = "density"
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    after: optax.GradientTransformation | None = None
+    lossless: bool = False
+    period: int = 1
+    memory: bool = True
+    loses: bool = False
+
+    def build(self, density: float) -> optax.GradientTransformation:
+        """The recipe at `density`, as training runs use it."""
+        given = {} if self.density is None else {self.density: density}
+        tx = self.recipe(**self.arguments, **given)
+        return tx if self.after is None else optax.chain(tx, self.after)
+
+
+TABLE: Mapping[str, Row] = {
+    "dense": Row(recipes.dense, None, memory=False),
+    "exdyna": Row(recipes.exdyna),
+    "micro": Row(recipes.micro),
+    "marsit": Row(recipes.marsit, None, {"period": 100}, period=100),
+    # With the scale None, to suit the learning rate of the other recipes.
+    "sign_majority": Row(
+        recipes.sign_majority, None, {"scale": None}, memory=False, loses=True
+    ),
+    "ef_sign": Row(recipes.ef_sign, None),
+    "deft": Row(recipes.deft),
+    "cltk": Row(recipes.cltk),
+    "random_k": Row(recipes.random_k),
+    "topk": Row(recipes.topk),
+    "sidco": Row(recipes.sidco),
+    "hard_threshold": Row(recipes.hard_threshold, "max_density", {"threshold": 0.03}),
+    # Scaled by 1/10 to suit the learning rate of the other recipes: velocities sum up
+    # to ten times the gradient. Factor masking drops velocities.
+    "dgc": Row(
+        recipes.dgc, arguments={"momentum": 0.9}, after=optax.scale(0.1), loses=True
+    ),
+    "zen": Row(recipes.zen, None, lossless=True, memory=False),
+}
