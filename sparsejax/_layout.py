@@ -52,7 +52,7 @@ class Structure(NamedTuple):
         if given.method != self.method:
             raise ValueError(
                 f"update: this state was made by another method, {self.method}, and "
-                f"this method is {given.method}. Restore the state of this "
+                f"this one is {given.method}. Restore the state of this "
                 f"transformation, or make one with its `init`."
             )
         had, got = (ast.literal_eval(s.leaves) for s in (self, given))
