@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -128,8 +129,7 @@ class Trainer:
         self.tx = optax.chain(exchange, task.optimizer(steps))
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._per_worker = NamedSharding(mesh, PartitionSpec("data"))
-        _, opt_state = self._init(0)
-        self._step = _make_step(self.tx, task.loss, mesh, opt_state)
+        self._step = _make_step(self.tx, task.loss)
 
     def run(self, seed: int, on_step: Callable[[Metrics], None]) -> Run:
         """Trains from the initial parameters of `seed`."""
@@ -140,7 +140,8 @@ class Trainer:
         for _ in range(self.steps):
             batch = jax.tree.map(self._place, next(batches))
             start = time.perf_counter()
-            params, opt_state, metrics = self._step(params, opt_state, batch)
+            with jax.set_mesh(self.mesh):
+                params, opt_state, metrics = self._step(params, opt_state, batch)
             # Needed for the timing. Besides, with several steps in flight and more
             # virtual devices than cores, threads could wait for each other for ever.
             jax.block_until_ready((params, metrics))
@@ -171,35 +172,19 @@ class Trainer:
 
 
 def _make_step(
-    tx: optax.GradientTransformation,
-    loss: Callable[[Params, Batch], Float[Array, ""]],
-    mesh: jax.sharding.Mesh,
-    opt_state: optax.OptState,
+    tx: optax.GradientTransformation, loss: Callable[[Params, Batch], Float[Array, ""]]
 ) -> Callable[..., Any]:
     """The step of all workers: (params, opt_state, batch) -> (..., Metrics)."""
 
+    # Donated, the residual is updated in place.
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, opt_state, batch):
-        value, grads = sparsejax.value_and_grad(loss, axis_name="data")(params, batch)
+        value, grads = sparsejax.value_and_grad(loss)(params, batch)
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        metrics = Metrics(jax.lax.pmean(value, "data"), *_exchanged(opt_state, params))
-        return params, opt_state, metrics
+        return params, opt_state, Metrics(value, *_exchanged(opt_state, params))
 
-    replicated, per_worker = PartitionSpec(), PartitionSpec("data")
-    specs = sparsejax.state_specs(opt_state, "data")
-    out_specs = (replicated, specs, replicated)
-    return jax.jit(
-        jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(replicated, specs, per_worker),
-            out_specs=out_specs,
-        ),
-        # Donation lets XLA update the residual in place. Without out_shardings jax
-        # pairs donated buffers with outputs by size, perhaps of different devices.
-        donate_argnums=(0, 1),
-        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
-    )
+    return step
 
 
 def _exchanged(opt_state, params):
