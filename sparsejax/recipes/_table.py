@@ -31,7 +31,10 @@ class Row:
 
     recipe: Callable[..., optax.GradientTransformationExtraArgs]
     density: str | None = "density"
-    arguments: Mapping[str, Any] = MappingProxyType({})
+    # A factory: before Python 3.12 a mapping proxy has no hash, and counts as mutable.
+    arguments: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: MappingProxyType({})
+    )
     after: optax.GradientTransformation | None = None
     lossless: bool = False
     period: int = 1
