@@ -48,7 +48,7 @@ def test_bytes_are_those_of_the_formula(tmp_path, capsys):
     task = text.make_task()
     words, width = task.init(0)["embedding"].shape
     w = 8
-    slots = math.ceil(text._CAPACITY * words)
+    slots = math.ceil(text._MAX_DENSITY * words)
     log = w * math.log(w)
     push = math.ceil((1 + math.sqrt(9 * log / slots)) * slots / w)
     density = slots / words
@@ -80,4 +80,4 @@ def test_the_embedding_is_most_of_the_model_and_sparse():
     assert contexts.shape == (128, 4)
     assert following.max() < len(params["embedding"])
     for part in np.split(contexts, 8):
-        assert len(np.unique(part)) <= text._CAPACITY * len(params["embedding"])
+        assert len(np.unique(part)) <= text._MAX_DENSITY * len(params["embedding"])
