@@ -1,6 +1,14 @@
 """Sparse gradient exchange for data-parallel training in JAX."""
 
-from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
+from sparsejax import (
+    exchanges,
+    memories,
+    partitions,
+    parts,
+    sparsifiers,
+    thresholds,
+    vectors,
+)
 from sparsejax._labels import small_leaves
 from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
@@ -64,6 +72,7 @@ __all__ = [
     "memories",
     "micro",
     "partitions",
+    "parts",
     "per_shard",
     "per_worker",
     "predict",
@@ -82,6 +91,7 @@ __all__ = [
     "thresholds",
     "topk",
     "value_and_grad",
+    "vectors",
     "wire_bytes",
     "with_param_specs",
     "worker_key",

@@ -1,5 +1,17 @@
-"""Selection, packed bits and codes for one worker's vector, for any method or mesh."""
+"""Selection and messages of one worker's vector, for any method and any mesh."""
 
-from sparsejax.vectors._selection import compact, count_in, select_in
+from sparsejax.vectors._codec import decode_indices, encode_indices, pack, unpack
+from sparsejax.vectors._rounding import round_to
+from sparsejax.vectors._selection import compact, count_in, fold, select_in
 
-__all__ = ["compact", "count_in", "select_in"]
+__all__ = [
+    "compact",
+    "count_in",
+    "decode_indices",
+    "encode_indices",
+    "fold",
+    "pack",
+    "round_to",
+    "select_in",
+    "unpack",
+]

@@ -113,7 +113,22 @@ def cheapest(slots: int, span: int) -> IndexCode:
 def encode_indices(
     indices: Int[Array, " k"], start: Int[Array, ""], span: int, n: int
 ) -> Shaped[Array, " c"]:
-    """Encodes ascending indices [k] relative to `start`; empty slots hold `n`."""
+    """Encodes ascending indices relative to `start`, in as few bytes as they need.
+
+    Args:
+      indices: Int32[k], ascending, in `[start, start + span)`; empty slots hold `n`.
+      start: Int32[], the first possible index.
+      span: static, the number of possible indices.
+      n: static, the number of coordinates.
+
+    Returns:
+      The code [c]; its size and dtype follow from `k` and `span`.
+
+    Example:
+      >>> code = encode_indices(jnp.array([2, 7, 9, 9], jnp.int32), 0, span=9, n=9)
+      >>> print(decode_indices(code[None], jnp.zeros(1, jnp.int32), 9, 9, slots=4))
+      [[2 7 9 9]]
+    """
     relative = jnp.where(indices < n, indices - start, span)
     return cheapest(indices.shape[0], span).encode(relative)
 
@@ -121,7 +136,23 @@ def encode_indices(
 def decode_indices(
     codes: Shaped[Array, "w c"], start: Int[Array, " w"], span: int, n: int, slots: int
 ) -> Int[Array, "w k"]:
-    """Decodes every worker's indices, [w, slots]; empty slots hold `n`."""
+    """Decodes every worker's indices.
+
+    Args:
+      codes: the gathered codes [w, c] of `encode_indices`.
+      start: Int32[w], every worker's first possible index.
+      span: static, the number of possible indices.
+      n: static, the number of coordinates.
+      slots: static, the number `k` of encoded indices.
+
+    Returns:
+      Int32[w, k]; empty slots hold `n`.
+
+    Example:
+      >>> code = encode_indices(jnp.array([2, 9], jnp.int32), 0, span=9, n=9)
+      >>> print(decode_indices(code[None], jnp.zeros(1, jnp.int32), 9, 9, slots=2))
+      [[2 9]]
+    """
     relative = jax.vmap(cheapest(slots, span).decode)(codes)
     return jnp.where(relative < span, relative + start[:, None], n)
 
@@ -140,9 +171,21 @@ def _set_bits(positions: Int[Array, " k"], size: int) -> UInt32[Array, " words"]
 
 
 def pack(tree: Any) -> UInt[Array, " words"]:
-    """Packs all leaves of `tree` into one vector of words.
+    """Packs all leaves of `tree` into one message, so that one collective is enough.
 
-    Elements are bool, or have 2 or 4 bytes.
+    Args:
+      tree: pytree of arrays of bool, or of elements of 2 or 4 bytes; at least one.
+
+    Returns:
+      One vector of 16-bit words.
+
+    Example:
+      A gathered message has a leading axis [w], here of one worker:
+
+      >>> message = (jnp.array([3, 5]), jnp.array([0.5, 2.0]), jnp.array(True))
+      >>> indices, values, flag = unpack(pack(message)[None], message)
+      >>> print(indices, values, flag)
+      [[3 5]] [[0.5 2. ]] [ True]
     """
     parts = []
     for leaf in map(jnp.asarray, jax.tree.leaves(tree)):
@@ -153,7 +196,20 @@ def pack(tree: Any) -> UInt[Array, " words"]:
 
 
 def unpack(words: UInt[Array, "w words"], like: Any) -> Any:
-    """Unpacks every worker's tree: the leaves of `like` get a leading axis [w]."""
+    """Unpacks every worker's message.
+
+    Args:
+      words: the gathered messages [w, words] of `pack`.
+      like: the packed tree, or one of the same shapes and dtypes.
+
+    Returns:
+      The tree, whose leaves have a leading axis [w].
+
+    Example:
+      >>> message = {"demand": jnp.array(7)}
+      >>> print(unpack(pack(message)[None], message)["demand"])
+      [7]
+    """
     leaves, treedef = jax.tree.flatten(like)
     parts, position = [], 0
     for leaf in map(jnp.asarray, leaves):

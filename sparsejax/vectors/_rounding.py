@@ -17,7 +17,22 @@ def holds_float32(dtype: np.dtype) -> bool:
 
 
 def round_to(values: Array, dtype: np.dtype) -> Array:
-    """Rounds float32 `values` to `dtype`, saturated; the result is float32 again."""
+    """Rounds `values` to `dtype`; the result is float32 again.
+
+    Values beyond the largest number of `dtype` become that number, so the difference
+    stays finite.
+
+    Args:
+      values: float32.
+      dtype: a floating-point type.
+
+    Returns:
+      Float32 values that `dtype` represents.
+
+    Example:
+      >>> print(round_to(jnp.float32(1.001), jnp.bfloat16))
+      1.0
+    """
     if holds_float32(dtype):
         return values
     # Saturate: the excess stays in the residual, and an infinity there would poison

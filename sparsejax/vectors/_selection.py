@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from sparsejax import _xla
 from sparsejax._workers import vary_like
 from sparsejax.vectors import _bits
+from sparsejax.vectors._division import divide_product, muldiv
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Int32, UInt32
@@ -42,51 +43,6 @@ _RUN = 128
 _ALIGNED = 128
 
 
-def muldiv(
-    a: Int[Array, " *shape"],
-    b: Int[Array, " *shape"] | int,
-    c: Int[Array, " *shape"] | int,
-) -> Int32[Array, " *shape"]:
-    """`floor(a * b / c)`, exact even if `a * b` does not fit into 32 bits.
-
-    Args:
-      a: Int32[...], at least 0.
-      b: Int32[...], at least 0.
-      c: Int32[...], at least 1.
-
-    Returns:
-      Int32[...]. A quotient that does not fit wraps around.
-    """
-    return _divide_product(a, b, c)[0]
-
-
-def _divide_product(a, b, c) -> tuple[Int32[Array, " *shape"], Int32[Array, " *shape"]]:
-    """Quotient and remainder of `a * b` by `c`.
-
-    Long division of `a * b` by `c`, with `a` in two digits of 16 bits. Each digit of
-    the quotient is below 2^17 and is estimated in float32, with an error below 1/8. The
-    estimate less 1/8, rounded down, is the digit or one less. The remainder is below
-    `2 c`, and exact in wrapping 32-bit arithmetic.
-    """
-    a, b, c = (jnp.asarray(x, jnp.int32).astype(jnp.uint32) for x in (a, b, c))
-    whole = b // c
-    b = b - whole * c
-    divisor = c.astype(jnp.float32)
-    quotient = a * whole
-    remainder = jnp.zeros_like(a)
-    for shift in (16, 0):
-        digit = (a >> shift) & 0xFFFF
-        product = remainder.astype(jnp.float32) * 65536.0 + (
-            digit.astype(jnp.float32) * b.astype(jnp.float32)
-        )
-        estimate = jnp.maximum(product / divisor - 0.125, 0.0).astype(jnp.uint32)
-        remainder = (remainder << 16) + digit * b - estimate * c
-        short = remainder >= c
-        remainder = jnp.where(short, remainder - c, remainder)
-        quotient = quotient + ((estimate + short.astype(jnp.uint32)) << shift)
-    return quotient.astype(jnp.int32), remainder.astype(jnp.int32)
-
-
 def count_in(
     vector: Float[Array, " n"],
     start: Int[Array, ""] | int,
@@ -108,6 +64,11 @@ def count_in(
 
     Returns:
       Int32[t], the number of coordinates `x` of the region with `|x| >= thresholds[t]`.
+
+    Example:
+      >>> x = jnp.array([3.0, -0.5, -2.0, 9.0])
+      >>> print(count_in(x, 0, 3, jnp.array([0.0, 1.0, 2.5]), span=3))
+      [3 2 1]
     """
     count = thresholds.size
     start, size, thresholds, zeros = _alike(
@@ -179,6 +140,12 @@ def select_in(
     Returns:
       indices: Int32[k], coordinates of `vector`; empty slots hold `n`.
       demand: Int32[], the number of coordinates that qualified.
+
+    Example:
+      >>> x = jnp.array([3.0, -0.5, -2.0, 9.0])
+      >>> indices, demand = select_in(x, 1, 3, 1.0, 2, span=3, capacity=3)
+      >>> print(indices, demand)
+      [2 3 4] 2
     """
     # A region that is statically the whole vector needs no loop.
     region = (start, size)
@@ -249,6 +216,15 @@ def fold(
       step: gets float32 magnitudes, NaN beyond the end of the vector.
       carry: the initial carry.
       vector: Float[n].
+
+    Returns:
+      The last carry.
+
+    Example:
+      >>> def largest(carry, magnitudes):
+      ...     return jnp.fmax(carry, jnp.nanmax(magnitudes))
+      >>> print(fold(largest, jnp.float32(0), jnp.array([3.0, -5.0])))
+      5.0
     """
     n = vector.size
     if not n:
@@ -278,7 +254,7 @@ def _fill_slots(
 
     def first_slot(rank):
         # floor(i * demand / kept) >= rank if and only if i >= rank * kept / demand.
-        slot, rest = _divide_product(rank, kept, jnp.maximum(demand, 1))
+        slot, rest = divide_product(rank, kept, jnp.maximum(demand, 1))
         return slot + (rest > 0).astype(jnp.int32)
 
     position = _bits.positions(words, ranks, first_slot)
