@@ -10,14 +10,14 @@ import numpy as np
 
 from sparsejax._report import whole_report
 from sparsejax.exchanges._values import average
-from sparsejax.parts import Choice, Delivery, Exchange, State, Step, no_details
+from sparsejax.parts import Choice, Delivery, Exchange, Step, no_details
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
     from sparsejax._layout import Layout
 
-    Apply = Callable[[Float[Array, " n"], Choice, State, Step], tuple[Delivery, State]]
+    Apply = Callable[[Float[Array, " n"], Choice, Any, Step], tuple[Delivery, Any]]
 
 # Every kind of `Sparsifier.support`.
 EVERY_SUPPORT = frozenset({"disjoint", "overlapping", "agreed", "everything"})

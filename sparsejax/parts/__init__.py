@@ -13,7 +13,6 @@ from sparsejax.parts._method import (
     Exchange,
     Memory,
     Sparsifier,
-    State as State,
     no_details,
     no_state,
     unchanged,

@@ -55,6 +55,7 @@ def check_contract(
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
+      >>> from sparsejax import testing
       >>> from sparsejax.parts import Choice, Sparsifier
       >>> def select(vector, state, step):  # the odd coordinates, then the even ones
       ...     slots = -(-step.n // 2)
@@ -66,7 +67,7 @@ def check_contract(
       ...     exchange=sparsejax.exchanges.union(),
       ...     memory=sparsejax.memories.error_feedback(),
       ... )
-      >>> sparsejax.testing.check_contract(tx, workers=2)
+      >>> testing.check_contract(tx, workers=2)
     """
     if check_count("workers", workers) < 2:
         raise ValueError(f"workers: got {workers}, expected 2 or more.")
