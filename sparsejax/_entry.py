@@ -1,4 +1,4 @@
-"""Checks at the entry of `init` and `update`: where they run, and what comes in."""
+"""Checks at the entry of `init` and `update`: of the place and of the arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsejax.placement._markers import drop_worker_axis
 
 
 def check_init(params: Any, workers: Workers) -> None:
-    """Raises what a call of `init` in the wrong place, or of a wrong tree, deserves."""
+    """Raises ValueError for a call of `init` inside a wrapper, or on sharded leaves."""
     refuse_wrappers("init")
     if workers.bound():
         _check_whole("init", params, workers)
@@ -48,7 +48,8 @@ def _check_made(state: Any, expected: Any) -> None:
     """Raises ValueError if `state` is not as a first state of the transformation."""
     if isinstance(state, type(expected)):
         state.structure.check(expected.structure)
-    if jax.tree.structure(state) == jax.tree.structure(expected):
+    given: Any = jax.tree.structure(state)
+    if given == jax.tree.structure(expected):
         return
     had, wanted = (
         {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}

@@ -106,7 +106,8 @@ def _of_all_shards(state: ShardedState) -> Report:
         rows = [row.reshape(-1, row.shape[-1]) for row in rows]
         return combine(jnp.concatenate(rows), axis=0)
 
-    sent = sum(jnp.sum(r.sent, dtype=jnp.int32) for r in each.values())
+    sent = jnp.stack([jnp.sum(r.sent, dtype=jnp.int32) for r in each.values()])
+    sent = jnp.sum(sent, dtype=jnp.int32)
     return Report(
         demand=per_worker("demand", jnp.sum),
         sent=sent,

@@ -28,7 +28,7 @@ NONFINITE_POLICIES = ("drop", "propagate")
 
 
 class SparsifyState(NamedTuple):
-    """State of `sparsify`. Replicated, except what is marked `PerWorker`.
+    """State of `sparsify`. Replicated, except the parts that are marked `PerWorker`.
 
     Attributes:
       step: Int32[], how many updates were made.
@@ -65,7 +65,7 @@ class _Parts:
 
     @property
     def method(self) -> str:
-        """What has to be the same for a state to be taken over, beside its shapes."""
+        """A name for the method: states of methods with another name are refused."""
         # No densities and capacities: they may change from one run to the next.
         return f"{self.sparsifier.support} choices through `{self.exchange.name}`"
 
@@ -80,13 +80,13 @@ def sparsify(
 ) -> optax.GradientTransformationExtraArgs:
     """Composes the three parts of a method; the recipes are made with it.
 
-    In each step every worker accumulates its gradient on what it kept, selects, takes
-    part in the exchange, and keeps what the exchange did not deliver.
+    In each step every worker adds its gradient to its residual, selects coordinates,
+    takes part in the exchange, and keeps the values that were not delivered.
 
     Args:
-      sparsifier: chooses what this worker would like to send.
-      exchange: delivers it, and decides what was delivered.
-      memory: what a worker carries to the next step.
+      sparsifier: chooses the coordinates that a worker would like to send.
+      exchange: delivers them, and decides which values were delivered.
+      memory: keeps the other values for the next step.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       nonfinite: "drop": a worker whose gradient is not finite, or so large that its sum
         is not, adds none of it in that step, the mean still divides by the number of
@@ -97,8 +97,9 @@ def sparsify(
 
     Returns:
       A transformation whose `update` takes this worker's **local** gradients and
-      returns the **same** averaged updates on every worker. It must be called inside
-      `jax.shard_map` (or `sparsejax.simulate`).
+      returns the **same** averaged updates on every worker. Inside `jax.shard_map` and
+      `jax.pmap` (axis bound) gradients are this worker's; under plain `jax.jit` they
+      come from `sparsejax.value_and_grad`.
 
     Raises:
       TypeError: if an argument is not a part, such as a function that was not called.

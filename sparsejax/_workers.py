@@ -219,8 +219,8 @@ class Workers:
 
         Raises:
           ValueError: if the predicate is typed per worker. Workers that take different
-            branches deadlock in a collective, and `shard_map` would type what comes out
-            as replicated although it is not.
+            branches deadlock in a collective, and `shard_map` would type the results
+            as replicated although they are not.
         """
         if varying_axes(predicate) & set(self.axes):
             raise ValueError(
@@ -229,7 +229,7 @@ class Workers:
                 f"`workers.any(predicate)`."
             )
 
-        # What one branch computes may vary over axes over which a constant of the
+        # The results of one branch may vary over axes over which a constant of the
         # other one does not, such as the shards of a model.
         results = jax.eval_shape(lambda *x: (if_true(*x), if_false(*x)), *operands)
         axes = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *results)

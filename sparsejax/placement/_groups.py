@@ -40,7 +40,8 @@ class Sharding(NamedTuple):
     def of(cls, params: Any, specs: Any) -> Self:
         """Of a tree of parameters, and one of `PartitionSpec`s."""
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        entries = map(tuple, jax.tree.structure(params).flatten_up_to(specs))
+        treedef: Any = jax.tree.structure(params)
+        entries = map(tuple, treedef.flatten_up_to(specs))
         return cls(
             repr(
                 {

@@ -101,7 +101,7 @@ def per_worker(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `tx` on each worker's own updates, with state that differs per worker.
 
-    For what comes before a sparsifier, such as local momentum: the state of a plain
+    For transformations before a sparsifier, such as momentum: the state of a plain
     optax transformation would be taken for replicated.
 
     Args:

@@ -70,7 +70,7 @@ def local_value_and_grad(
         first = [jax.tree.map(lambda x: x[0], s) for s in split]
         shapes, _ = jax.eval_shape(lambda: once(take(first), kwargs))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        # As what a microbatch adds to them is typed.
+        # Typed as the values that a microbatch adds to them.
         zeros = jax.tree.map(vary_like, zeros, shapes)
         total, aux = jax.lax.scan(add, zeros, split)
         if not weighted:

@@ -182,8 +182,10 @@ def _place(old: Any, new: Any, mesh: jax.sharding.Mesh | None) -> Any:
     if not isinstance(new, jax.Array):
         return old
     placed = isinstance(new.sharding, NamedSharding) and new.sharding.mesh == mesh
-    anywhere = placed or mesh is None
-    sharding = new.sharding if anywhere else NamedSharding(mesh, P())
+    if placed or mesh is None:
+        sharding = new.sharding
+    else:
+        sharding = NamedSharding(mesh, P())
     if jax.dtypes.issubdtype(new.dtype, jax.dtypes.extended):
         return jax.device_put(old, sharding)
     value = _fetch(old).astype(new.dtype)

@@ -1,4 +1,4 @@
-"""What the checks read from trees and states, and how they fail."""
+"""Values that the checks read from trees and states, and their failures."""
 
 from __future__ import annotations
 
