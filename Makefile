@@ -18,7 +18,8 @@ demo: $(READY)  ## Trains on digits with each recipe; prints one table.
 test: lint pytest  ## What CI runs.
 
 pytest: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder \
+		--durations=10 $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)
