@@ -5,8 +5,9 @@ should overwrite the vector. XLA copies the old value instead if a later operati
 still read it, and fusion recomputes a value in each kernel that reads the value. The
 barriers against both have names here that say the intent.
 
-Once jax 0.10 is no longer supported, delete `barriers_are_dropped` and
-`barriers_merge_types` with the branches that ask them.
+Once jax 0.10 is no longer supported, delete `barriers_are_dropped`,
+`barriers_merge_types` and `explicit_shards_are_gathered` with the branches that ask
+them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ def barriers_are_dropped() -> bool:
 
 def barriers_merge_types() -> bool:
     """Whether a barrier gives all its values the same varying axes: before jax 0.11."""
+    return jax.__version_info__ < (0, 11)
+
+
+def explicit_shards_are_gathered() -> bool:
+    """Whether a `shard_map` over some axes gathers operands whole: before jax 0.11.
+
+    Operands that are sharded over another, explicit axis of the mesh.
+    """
     return jax.__version_info__ < (0, 11)
 
 

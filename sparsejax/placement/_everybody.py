@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from sparsejax import _local_gradient
+from sparsejax import _local_gradient, _xla
 from sparsejax._checks import path_name
-from sparsejax._workers import Workers, sharded_axes
+from sparsejax._workers import Workers, sharded_axes, spec_axes
 from sparsejax.placement._loss_scale import divides_by_all
 
 
@@ -50,6 +50,7 @@ def everybody(
     for i, split in enumerate(batches):
         check = _check_batch if split else _check_shared
         check(args[i], i, workers)
+        _refuse_gathered(args[i], i, workers)
     args = [
         _spread(a, workers) if split else a
         for a, split in zip(args, batches, strict=True)
@@ -159,6 +160,24 @@ def _check_shared(tree: Any, position: int, workers: Workers) -> None:
                 f"parameters in shards, take a mesh of two axes such as ('replica', "
                 f"'fsdp'), shard them over 'fsdp', and exchange between replicas, "
                 f"`axis_name='replica'`."
+            )
+
+
+def _refuse_gathered(tree: Any, position: int, workers: Workers) -> None:
+    """Raises ValueError for shards on explicit axes that jax would gather whole."""
+    if not _xla.explicit_shards_are_gathered():
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(_arrays(tree)[0]):
+        # Types tell of explicit axes alone.
+        spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", None)
+        others = sorted(set(spec_axes(spec or ())) - set(workers.axes))
+        if others:
+            raise ValueError(
+                f"value_and_grad: argument {position}, `{path_name(path)}`, is sharded "
+                f"over {others}, and jax {jax.__version__} would gather it whole on "
+                f"every device: axes of type `Explicit` beside the workers' one need "
+                f"jax 0.11. Update jax, or make the mesh with `axis_types="
+                f"(AxisType.Auto, ...)`."
             )
 
 
