@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from sparsejax import _local_gradient, _xla
 from sparsejax._checks import path_name
 from sparsejax._workers import Workers, sharded_axes, spec_axes
-from sparsejax.placement._loss_scale import divides_by_all
+from sparsejax.placement._loss_program import constrained_axes, divides_by_all
 
 
 def everybody(
@@ -71,25 +71,16 @@ def everybody(
         axis_names=set(workers.axes),
         check_vma=False,
     )
-    try:
-        loss, aux, gradients = mapped(arrays)
-    except ValueError as error:
-        if "manual" in str(error).lower():
-            error.add_note(
-                "value_and_grad: inside the loss, the workers' axis is manual. A "
-                "constraint there has to be a bare `PartitionSpec` of the other axes, "
-                "`jax.lax.with_sharding_constraint(x, P(None, 'model'))`, without the "
-                "mesh."
-            )
-        raise
+    loss, aux, gradients = mapped(arrays)
     return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
 
 
-def refuse_wrong_scale(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
+def looked_at(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
     """`fun`, traced once and looked at before it runs.
 
     Raises:
-      ValueError: from the function, if its loss is a local sum over a `psum`.
+      ValueError: from the function, if its loss is a local sum over a `psum`, or if it
+        constrains an array to be sharded over the workers' axis.
     """
 
     def checked(*args, **kwargs):
@@ -101,6 +92,13 @@ def refuse_wrong_scale(fun: Callable[..., Any], workers: Workers) -> Callable[..
             return fun(*args, **kwargs)
 
         program, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        own = sorted(constrained_axes(program.jaxpr) & set(workers.axes))
+        if own:
+            raise ValueError(
+                f"value_and_grad: the loss constrains an array to be sharded over "
+                f"{own}. Inside the loss each worker has its own part, so leave that "
+                f"axis out: `jax.lax.with_sharding_constraint(x, P(None, 'model'))`."
+            )
         if program.jaxpr.outvars and divides_by_all(
             program.jaxpr, frozenset(workers.axes)
         ):

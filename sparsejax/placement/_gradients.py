@@ -9,7 +9,7 @@ import jax
 
 from sparsejax._checks import check_count
 from sparsejax._workers import AxisName, Workers, varying_axes
-from sparsejax.placement._everybody import everybody, refuse_wrong_scale
+from sparsejax.placement._everybody import everybody, looked_at
 from sparsejax.placement._loss import local_value_and_grad
 from sparsejax.placement._markers import PerWorker
 
@@ -183,7 +183,7 @@ def value_and_grad(
         split = tuple(sorted({p % len(args) for p in batches if p < len(args)}))
         bound = workers.bound()
         local = local_value_and_grad(
-            fun if bound else refuse_wrong_scale(fun, workers),
+            fun if bound else looked_at(fun, workers),
             argnums,
             has_aux,
             batch_argnums=split,

@@ -1,8 +1,10 @@
-"""Finds a loss that is divided by a number which all workers summed up."""
+"""Mistakes that the traced program of a loss shows."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+from sparsejax._workers import spec_axes
 
 # Operations that keep a number, or only change its type, shape, sign or bound.
 _THROUGH = {
@@ -11,6 +13,20 @@ _THROUGH = {
     "mul", "reduce_sum",
 }  # fmt: skip
 _SUMS = {"psum", "psum_invariant"}
+
+
+def constrained_axes(jaxpr: Any) -> set[str]:
+    """The mesh axes that sharding constraints in `jaxpr` name."""
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "sharding_constraint":
+            found |= set(spec_axes(getattr(eqn.params["sharding"], "spec", None) or ()))
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    found |= constrained_axes(inner)
+    return found
 
 
 def divides_by_all(jaxpr: Any, axes: frozenset[str]) -> bool:
