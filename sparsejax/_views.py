@@ -18,7 +18,7 @@ from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, mesh_axis_sizes
 from sparsejax.placement import _groups as groups
-from sparsejax.placement._markers import PerWorker, state_specs
+from sparsejax.placement._markers import PerWorker, marks_of_leaves, state_specs
 
 Update = Callable[..., tuple[Any, Any]]
 
@@ -41,7 +41,8 @@ def two_views(update: Update, workers: Workers) -> Update:
             return grouped(updates, state, params, **extra_args)
         refuse_wrappers("update")
         workers.require_mesh("update")
-        rows = _rows(updates)
+        rows = _rows(updates, workers)
+        _check_workers(state, workers)
         specs = _param_specs(rows, state)
         by_worker = jax.tree.map(lambda spec: P(workers.axes, *spec), specs)
         states = state_specs(state, workers.axis_name)
@@ -81,20 +82,31 @@ def over_rows(update: Update, workers: Workers) -> Update:
             lambda row, state: update(row, state, params, **extra_args),
             spmd_axis_name=workers.axes,
         )
-        new, state = mapped(_rows(updates), state)
+        new, state = mapped(_rows(updates, workers), state)
         return wrap(new), state
 
     return both
 
 
-def _rows(updates: Any) -> Any:
+def _rows(updates: Any, workers: Workers) -> Any:
     """The rows [w, ...] of all gradients.
 
     Raises:
-      ValueError: for a gradient that is not marked as local.
+      ValueError: for a gradient that is not marked as local, or has other than w rows.
     """
+    count = workers.mesh_count()
 
     def rows(path, leaf):
+        found = marked(path, leaf)
+        if found.shape[:1] != (count,):
+            raise ValueError(
+                f"update: the gradient `{path_name(path)}` has rows of the shape "
+                f"{found.shape}, and the mesh has {count} workers. Set the mesh that "
+                f"the gradients were computed on."
+            )
+        return found
+
+    def marked(path, leaf):
         if isinstance(leaf, LocalGradient):
             return leaf.rows
         if isinstance(leaf, PerWorker):
@@ -114,11 +126,28 @@ def _rows(updates: Any) -> Any:
     )
 
 
+def _check_workers(state: Any, workers: Workers) -> None:
+    """Raises ValueError for a state of another number of workers than the mesh has."""
+    count = workers.mesh_count()
+    for leaf, marks in zip(jax.tree.leaves(state), marks_of_leaves(state), strict=True):
+        if "per_worker" not in marks:
+            continue
+        found = leaf.shape[marks.index("per_worker")]
+        if found != count:
+            raise ValueError(
+                f"update: the state has rows of {found} workers, and the mesh has "
+                f"{count}. `sparsejax.resize_workers` converts the state of another "
+                f"number of workers; `tx.init(params)` makes a state for the mesh that "
+                f"is set."
+            )
+
+
 def _param_specs(rows: Any, state: Any) -> Any:
     """How each parameter is sharded over other axes, as `init` noted it."""
     if not isinstance(state, groups.ShardedState):
         return jax.tree.map(lambda _: P(), rows)
     known = state.sharding.specs()
+    groups.check_names(rows, known)
     return jax.tree_util.tree_map_with_path(
         lambda path, _: known.get(path_name(path), P()), rows
     )

@@ -119,6 +119,7 @@ def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]
         if not isinstance(state, ShardedState):
             return one(updates, state, params, **extra_args)
         specs = state.sharding.specs()
+        check_names(updates, specs)
         groups = _in_groups(updates, specs)
         new, states = {}, {}
         for group, leaves in groups.items():
@@ -132,6 +133,17 @@ def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]
         return _out_of_groups(new, updates), state._replace(groups=states)
 
     return every
+
+
+def check_names(tree: Any, specs: dict[str, P]) -> None:
+    """Raises ValueError if `tree` has other leaves than those that have `specs`."""
+    names = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+    if others := sorted(names ^ set(specs)):
+        raise ValueError(
+            f"the gradients have another structure than the tree that `init` got: "
+            f"only one of both has {', '.join(f'`{name}`' for name in others)}. Call "
+            f"`tx.init` with a tree of the same structure and shapes as the gradients."
+        )
 
 
 def _require_bound(shards: Workers) -> None:

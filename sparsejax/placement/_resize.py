@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._layout import Structure, bare
 from sparsejax._workers import AxisName
 from sparsejax.parts import Report
+from sparsejax.placement._groups import ShardedState
 from sparsejax.placement._init import init
 from sparsejax.placement._markers import Mark, marks_of_leaves
 
@@ -105,6 +106,14 @@ def _check_same(state: Any, fresh: Any) -> None:
     given, made = names(state), names(fresh)
     if (given, structures(state)) == (made, structures(fresh)):
         return
+    sharded = [_is_sharded(tree) for tree in (state, fresh)]
+    if sharded[0] != sharded[1] or (all(sharded) and given == made):
+        raise ValueError(
+            "resize_workers: the state was made for parameters that are sharded in "
+            "another way over the other axes of the mesh. Only the number of workers "
+            "may change: pass parameters placed on `mesh` with as many shards as "
+            "before, or start anew with `sparsejax.init`."
+        )
     others = sorted(set(given) ^ set(made))
     difference = f"they differ in {', '.join(others)}" if others else "shapes differ"
     raise ValueError(
@@ -113,6 +122,11 @@ def _check_same(state: Any, fresh: Any) -> None:
         f"and only the optimizer state of a flax state. A checkpoint that was restored "
         f"without a target consists of dicts and lists: restore it with a target."
     )
+
+
+def _is_sharded(tree: Any) -> bool:
+    nodes = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, ShardedState))
+    return any(isinstance(node, ShardedState) for node in nodes)
 
 
 def _without_copies(

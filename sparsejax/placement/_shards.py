@@ -83,7 +83,7 @@ def per_shard(
 
     def update(updates, state, params=None, **extra_args):
         refuse_wrappers("update")
-        shards.require_bound("per_shard")
+        _require_bound(shards)
         _check_sharded(updates, shards)
         inner = drop_shard_axis(state, shards)
         updates, inner = tx.update(updates, inner, params, **extra_args)
@@ -100,6 +100,17 @@ def _require_mesh(axes: tuple[str, ...]) -> None:
             f"mesh)`), or call `tx.init` inside `jax.shard_map`. `wire_bytes` learns "
             f"of them from the shardings of the parameters: pass placed ones."
         )
+
+
+def _require_bound(shards: Workers) -> None:
+    if not shards.bound() and shards.mesh_count():
+        raise NameError(
+            f"per_shard: the axis {shards.axis_name!r} is not bound here. `per_shard` "
+            f"is for `jax.shard_map` loops that bind it. Under plain `jax.jit` leave "
+            f"`per_shard` out: a recipe reads from `tx.init(params)` how parameters "
+            f"are sharded."
+        )
+    shards.require_bound("per_shard")
 
 
 def _spec(path: Any, leaf: Any, shards: Workers) -> P:

@@ -58,7 +58,8 @@ def trace(
     def step(gradients, params):
         local = jax.tree.map(lambda g: g[0], gradients)
         updates, _ = tx.update(local, tx.init(params), params)
-        return updates
+        # A frozen leaf's zeros are typed as its local gradient is.
+        return jax.tree.map(lambda u: u[None], updates)
 
     def shaped(*leading):
         return jax.tree.map(
@@ -70,7 +71,7 @@ def trace(
 
     by_worker = jax.tree.map(lambda spec: P(axis_name, *spec), specs)
     mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(by_worker, specs), out_specs=specs
+        step, mesh=mesh, in_specs=(by_worker, specs), out_specs=by_worker
     )
     # Ignores the mesh of the context.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
