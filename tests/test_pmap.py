@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import jax_utils, serialization
 from flax.training.train_state import TrainState
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
@@ -92,7 +93,7 @@ def manual(tx):
     mapped = jax.jit(
         jax.shard_map(local, mesh=mesh, in_specs=(*specs, P("batch")), out_specs=specs)
     )
-    params = PARAMS
+    params = jax.device_put(PARAMS, NamedSharding(mesh, P()))
     for batch in BATCHES[:4]:
         params, state = jax.block_until_ready(mapped(params, state, batch))
     return params, state
