@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -30,14 +31,21 @@ def gradients(step: int, workers: int, params: Any, dtype=None, seed: int = 0) -
     """Laplace gradients [w, ...] whose scale differs between leaves and columns."""
     treedef: Any
     leaves, treedef = jax.tree.flatten(params)
+    shapes = tuple((leaf.shape, np.dtype(dtype or leaf.dtype)) for leaf in leaves)
+    return treedef.unflatten(_drawn(shapes, step, workers, seed))
+
+
+@functools.lru_cache(maxsize=2000)  # Many methods get the same gradients.
+def _drawn(shapes, step, workers, seed):
     rng = np.random.default_rng([seed, step])
 
-    def draw(i, leaf):
-        profile = np.linspace(0.2, 3.0, max(leaf.size, 1))[: leaf.size]
-        values = rng.laplace(size=(workers, leaf.size)) * profile * (i + 1)
-        return jnp.asarray(values.reshape(workers, *leaf.shape), dtype or leaf.dtype)
+    def draw(i, shape, dtype):
+        size = math.prod(shape)
+        profile = np.linspace(0.2, 3.0, max(size, 1))[:size]
+        values = rng.laplace(size=(workers, size)) * profile * (i + 1)
+        return jnp.asarray(values.reshape(workers, *shape), dtype)
 
-    return treedef.unflatten([draw(i, leaf) for i, leaf in enumerate(leaves)])
+    return [draw(i, *shape) for i, shape in enumerate(shapes)]
 
 
 class Trainer(NamedTuple):
@@ -104,12 +112,9 @@ def trainer(
     """
     leaves, treedef = jax.tree.flatten(params)
     shapes = tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
-    # Programs depend on this option as well.
-    config: Any = jax.config
-    strict = config.jax_numpy_dtype_promotion
     if simulated or (simulated is None and mesh is None and not has_devices(workers)):
-        return _simulated(tx, treedef, shapes, workers, strict)
-    return _placed(tx, treedef, shapes, mesh or mesh_of(workers), check_vma, strict)
+        return _simulated(tx, treedef, shapes, workers)
+    return _placed(tx, treedef, shapes, mesh or mesh_of(workers), check_vma)
 
 
 def _zeros(treedef: Any, shapes: Any) -> Any:
@@ -117,7 +122,7 @@ def _zeros(treedef: Any, shapes: Any) -> Any:
 
 
 @functools.cache
-def _simulated(tx, treedef, shapes, workers, _):
+def _simulated(tx, treedef, shapes, workers):
     params = _zeros(treedef, shapes)
     simulated = sparsejax.simulate(tx, workers=workers)
 
@@ -129,30 +134,55 @@ def _simulated(tx, treedef, shapes, workers, _):
 
 
 @functools.cache
-def _placed(tx, treedef, shapes, mesh, check_vma, _):
+def _placed(tx, treedef, shapes, mesh, check_vma):
     params = _zeros(treedef, shapes)
     tx = optax.with_extra_args_support(tx)
     state = sparsejax.init(tx, params, mesh)
     specs = (P(), sparsejax.state_specs(state, "data"))
 
-    def step(params, state, gradients):
-        mine = jax.tree.map(lambda g: g[0], gradients)
-        updates, state = tx.update(mine, state, params, unknown_argument=1)
-        return optax.apply_updates(params, updates), state, updates
-
-    mapped = jax.shard_map(
-        step,
-        mesh=mesh,
-        in_specs=(*specs, P("data")),
-        out_specs=(*specs, P()),
-        check_vma=check_vma,
-    )
+    mapped = _mapped(tx, mesh, specs, check_vma)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
     jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
     # Placed, so that the first call compiles for the same shardings as the second.
     params = jax.device_put(params, shardings[0])
     state = jax.tree.map(jax.device_put, state, shardings[1])
     return Trainer(jitted, mesh, state, params)
+
+
+def _mapped(tx, mesh, specs, check_vma=True):
+    def step(params, state, gradients):
+        mine = jax.tree.map(lambda g: g[0], gradients)
+        updates, state = tx.update(mine, state, params, unknown_argument=1)
+        return optax.apply_updates(params, updates), state, updates
+
+    return jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(*specs, P("data")),
+        out_specs=(*specs, P()),
+        check_vma=check_vma,
+    )
+
+
+def traced(
+    tx: optax.GradientTransformation, params: Any, workers: int
+) -> tuple[Any, Any, Any]:
+    """Shapes of (state after `init`, state after an update, updates).
+
+    Nothing is compiled, and `init` is traced too.
+    """
+    drawn = gradients(0, workers, params)
+    if not has_devices(workers):
+        simulated = sparsejax.simulate(tx, workers=workers)
+        before = jax.eval_shape(simulated.init, params)
+        updates, after = jax.eval_shape(simulated.update, drawn, before, params)
+        return before, after, updates
+    tx, mesh = optax.with_extra_args_support(tx), mesh_of(workers)
+    with jax.set_mesh(mesh):
+        before = jax.eval_shape(tx.init, params)
+    step = _mapped(tx, mesh, (P(), sparsejax.state_specs(before, "data")))
+    _, after, updates = jax.eval_shape(step, params, before, drawn)
+    return before, after, updates
 
 
 def run(

@@ -15,6 +15,7 @@ from sparsejax.testing._programs import (
     gradients,
     has_devices,
     mesh_of,
+    traced,
     trainer,
 )
 from sparsejax.testing._values import memory_leaves, require, require_same_types
@@ -77,7 +78,9 @@ def check_state_types(
     """
     params = example_params() if params is None else params
     made = trainer(tx, params, workers)
-    _require_kept_types(made, gradients(0, workers, params))
+    drawn = gradients(0, workers, params)
+    _, state, _ = jax.eval_shape(made.step, made.params, made.state, drawn)
+    _require_kept_types(state, made.state)
 
 
 def check_strict_promotion(
@@ -96,8 +99,8 @@ def check_strict_promotion(
     params = example_params() if params is None else params
     with jax.numpy_dtype_promotion("strict"):
         try:
-            made = trainer(tx, params, workers)
-            _require_kept_types(made, made.shard(gradients(0, workers, params)))
+            before, after, _ = traced(tx, params, workers)
+            _require_kept_types(after, before)
         except jax.dtypes.TypePromotionError as error:
             first = str(error).strip().split("\n")[0].rstrip(".")
             raise AssertionError(
@@ -106,12 +109,9 @@ def check_strict_promotion(
             ) from error
 
 
-def _require_kept_types(made: Any, drawn: Any) -> None:
-    _, state, _ = jax.eval_shape(made.step, made.params, made.state, drawn)
+def _require_kept_types(after: Any, before: Any) -> None:
     when = ("after an update", "after `init`")
-    require_same_types(
-        state, made.state, "the state keeps its types", when, _OTHER_TYPES
-    )
+    require_same_types(after, before, "the state keeps its types", when, _OTHER_TYPES)
 
 
 def check_wide_types(
@@ -188,9 +188,7 @@ def check_update_types(
         params = example_params()
         params["bias"] = params["bias"].astype(jnp.bfloat16)
         params["scale"] = params["scale"].astype(jnp.float16)
-    made = trainer(tx, params, workers)
-    drawn = gradients(0, workers, params)
-    _, state, updates = jax.eval_shape(made.step, params, made.state, drawn)
+    _, state, updates = traced(tx, params, workers)
     require_same_types(
         updates,
         params,
