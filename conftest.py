@@ -25,12 +25,38 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _MOST_MAPPINGS = 40_000
 
 
+# Groups that take a minute or longer. They start first, so that no process still works
+# on one of them when the others have nothing left.
+_LONG = (
+    "processes",
+    "test_zen",
+    "notebooks",
+    "test_pages",
+    "test_pmap",
+    "test_pairings",
+    "w4",
+    "test_choice",
+    "test_wire",
+    "test_accumulate",
+    "test_density_schedule",
+    "test_baselines",
+    "test_model_axes",
+    "test_bench",
+)
+
+
+def _group(item):
+    return item.get_closest_marker("xdist_group").args[0]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """The tests of a file share what they compile, so they stay in one process."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    rank = {group: i for i, group in enumerate(_LONG)}
+    items.sort(key=lambda item: rank.get(_group(item), len(_LONG)))
 
 
 @pytest.fixture(autouse=True)
