@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from tests.harness import mesh_of
+from tests.jit_training import SHAPES as SMALL
+from tests.jit_training import jit_loop, setting
 
 SHAPES = {"w": (1000, 1000), "b": (1000,)}
 N = 1_001_000
@@ -74,3 +77,31 @@ def test_bytes_and_memory_of_the_shard_map_loop(name):
     mine, theirs = program.memory_analysis(), loop.memory_analysis()
     assert mine.alias_size_in_bytes == theirs.alias_size_in_bytes >= 2 * 4 * N
     assert mine.temp_size_in_bytes <= 1.02 * theirs.temp_size_in_bytes
+
+
+def test_shards_of_parameters_stay_where_they_are():
+    at = setting("sharded")
+    loop = jit_loop(optax.chain(sparsejax.topk(0.1), optax.sgd(0.1)), at)
+    with jax.set_mesh(at.mesh):
+        args = (loop.params, loop.state, at.batch(0))
+        program = loop.step.lower(*args).compile()
+    text = program.as_text()
+    for name, shape in at.specs.items():
+        whole = ",".join(map(str, SMALL[name]))
+        gathered = rf"\[(1,)?{whole}\]\S* all-gather\("
+        assert not any(shape) or not re.search(gathered, text)
+
+
+def test_groups_along_named_axes():
+    text = """ENTRY %main (p: f32[8]) -> f32[32] {
+  ROOT %g = f32[32]{0} all-gather(%p), replica_groups=mesh['d'=4,'m'=2] AXES, d={0}
+}
+"""
+    for axes, count in (
+        ("{'d'}", 4),
+        ("{'m'}", 2),
+        ("{'d','m'}", 8),
+        ("{'d':(1)2}", 2),
+    ):
+        counted = sparsejax.compiled_wire_bytes(text.replace("AXES", axes), devices=64)
+        assert counted.total == (count - 1) / count * 128

@@ -27,6 +27,10 @@ _CALLEES = re.compile(
     r"(?:to_apply|calls|body|branch_computations|true_computation|false_computation)="
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
+# Groups along named axes, `mesh['data'=4,'model'=2] {'data'}`, or along a part of one,
+# `{'data':(1)2}`.
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
 _TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
 
 
@@ -142,6 +146,10 @@ def _group_size(line: str, devices: int) -> int:
         return len(found.group(1).split(","))
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(found.group(1))
+    if found := _MESH.search(line):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", found.group(1)))
+        axes = _AXIS.findall(found.group(2))
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return devices
 
 
