@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pathlib
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,10 +14,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-# The programs that one job compiled and the next one loads; for this run alone.
-_COMPILED = tempfile.mkdtemp(prefix="sparsejax-compiled-")
-atexit.register(shutil.rmtree, _COMPILED, ignore_errors=True)
 
 
 class Result(NamedTuple):
@@ -105,8 +99,6 @@ def running(
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         # Compilation takes longer than the runs.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_COMPILATION_CACHE_DIR": _COMPILED,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     if processes > 1:
         environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{_free_port()}"
