@@ -124,7 +124,9 @@ class Workers:
                     f"axis_name={self.axis_name!r})`, pass it as "
                     f"`TrainState(step=0, ..., opt_state=...)`, and replicate it. Or "
                     f"call `tx.init` inside `jax.shard_map`, or use "
-                    f"`sparsejax.simulate` on one device."
+                    f"`sparsejax.simulate` on one device. If the workers' axis has "
+                    f"another name, say so to both sides: `axis_name=` of the recipe, "
+                    f"and of `simulate`, `wire_bytes` and the like."
                 )
             raise NameError(
                 f"{caller}: the axis {self.axis_name!r} is not bound here, and the "

@@ -22,7 +22,7 @@ def test_wire_bytes_asks_for_one_number_per_axis():
     with pytest.raises(ValueError, match="workers: got 0"):
         sparsejax.wire_bytes(tx, PARAMS, workers=0)
     other = sparsejax.exdyna(0.1, axis_name="host")
-    with pytest.raises(ValueError, match=r"no axis 'host'.*`wire_bytes`"):
+    with pytest.raises(NameError, match=r"axis 'host'.*not bound.*`wire_bytes`"):
         sparsejax.wire_bytes(other, PARAMS, workers=4)
 
 
