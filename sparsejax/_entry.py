@@ -29,14 +29,13 @@ def enter(
 ) -> tuple[Layout, Any]:
     """The layout of the gradients and this worker's state, without its leading axis.
 
+    The axis is bound here: `two_views` has seen to that.
+
     Raises:
-      NameError: if the axis is not bound.
       TypeError: if a gradient is not real floating point.
-      ValueError: inside a wrapper that skips steps; for a state of another tree,
-        method, or number of workers; for gradients that are sharded or already reduced.
+      ValueError: for a state of another tree, method, or number of workers; for
+        gradients that are sharded or already reduced.
     """
-    refuse_wrappers("update")
-    workers.require_bound("update")
     layout = Layout.of(updates)
     _check_made(state, jax.eval_shape(lambda: first(layout, workers.count())))
     _check_whole("update", updates, workers)

@@ -37,9 +37,9 @@ def two_views(update: Update, workers: Workers) -> Update:
     grouped = groups.update(update)
 
     def both(updates, state, params=None, **extra_args):
+        refuse_wrappers("update")
         if workers.bound():
             return grouped(updates, state, params, **extra_args)
-        refuse_wrappers("update")
         workers.require_mesh("update")
         rows = _rows(updates, workers)
         _check_workers(state, workers)
@@ -149,5 +149,5 @@ def _param_specs(rows: Any, state: Any) -> Any:
     known = state.sharding.specs()
     groups.check_names(rows, known)
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: known.get(path_name(path), P()), rows
+        lambda path, _: known[path_name(path)], rows
     )

@@ -14,6 +14,7 @@ from sparsejax import _local_gradient, _xla
 from sparsejax._checks import path_name
 from sparsejax._workers import Workers, sharded_axes, spec_axes
 from sparsejax.placement._loss_program import constrained_axes, divides_by_all
+from sparsejax.placement._specs import SHARD_IN_ISLANDS
 
 
 def everybody(
@@ -155,9 +156,7 @@ def _check_shared(tree: Any, position: int, workers: Workers) -> None:
                 f"value_and_grad: argument {position}, `{path_name(path)}`, is sharded "
                 f"over {sorted(own)}, the workers' own axis. If it is a batch, say so: "
                 f"`batch_argnums=`. Parameters have to be equal on all workers: for "
-                f"parameters in shards, take a mesh of two axes such as ('replica', "
-                f"'fsdp'), shard them over 'fsdp', and exchange between replicas, "
-                f"`axis_name='replica'`."
+                f"parameters in shards, {SHARD_IN_ISLANDS}"
             )
 
 

@@ -15,6 +15,12 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._checks import path_name
 from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
 
+# The fix for parameters that are sharded over the workers' own axis.
+SHARD_IN_ISLANDS = (
+    "take a mesh of two axes such as ('replica', 'fsdp'), shard parameters over "
+    "'fsdp', and exchange between replicas, `axis_name='replica'`."
+)
+
 _GIVEN: contextvars.ContextVar[dict[str, P] | None] = contextvars.ContextVar(
     "param_specs", default=None
 )
@@ -93,9 +99,8 @@ def _refuse_unknown(path: Any, sizes: dict[str, int], workers: Workers) -> None:
 def _refuse_own(path: Any, own: list[str], workers: Workers) -> None:
     raise ValueError(
         f"init: the parameter `{path_name(path)}` is sharded over {own}, the workers' "
-        f"own axis, so that no worker has all of it. Take a mesh of two axes such as "
-        f"('replica', 'fsdp'), shard parameters over 'fsdp', and exchange between "
-        f"replicas, `axis_name='replica'`."
+        f"own axis, so that no worker has all of it. For parameters in shards, "
+        f"{SHARD_IN_ISLANDS}"
     )
 
 
