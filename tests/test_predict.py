@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -184,6 +185,40 @@ def test_shapes_say_as_much_as_arrays():
     shapes = jax.eval_shape(lambda: zeros)
     expected = sparsejax.predict(tx, zeros, workers=4, **LINK)
     assert sparsejax.predict(tx, shapes, workers=4, **LINK) == expected
+
+
+def test_links_share_a_trace():
+    """Tracing takes most of the time of a prediction."""
+    traces = []
+
+    def collective(x, axis):
+        traces.append(axis)
+        return jax.lax.psum(x, axis)
+
+    tx = moving(collective)
+    for workers, count in ((2, 1), (4, 2), (2, 2)):
+        for bandwidth in (1e9, 1e10):
+            link = {"bandwidth": bandwidth, "latency": 1e-3}
+            found = sparsejax.predict(tx, struct(50), workers=workers, **link)
+            assert found.bytes == 2 * (workers - 1) / workers * 200
+            assert len(traces) == count
+
+
+def test_methods_of_objects_without_a_hash_are_traced():
+    @dataclasses.dataclass  # with __eq__, and so without __hash__
+    class Halves:
+        factor: float = 0.5
+
+        def init(self, params):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params=None):
+            return jax.lax.pmean(self.factor * updates, "data"), state
+
+    made = Halves()
+    tx = optax.GradientTransformation(made.init, made.update)
+    found = sparsejax.predict(tx, struct(50), workers=2, **LINK)
+    assert found.bytes == 200
 
 
 def test_computing_is_added():

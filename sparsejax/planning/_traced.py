@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -40,16 +41,43 @@ def trace(
 ) -> tuple[Operation, ...]:
     """The collectives of one `tx.update`; arguments and errors as in `wire_bytes`."""
     _check(tx, params)
-    axes = Workers(axis_name).axes
     sizes = workers if isinstance(workers, tuple) else (workers,)
     sizes = tuple(check_count("workers", size) for size in sizes)
+    axes = Workers(axis_name).axes
     if len(sizes) != len(axes):
         raise ValueError(
             f"workers: got {workers}, expected one number for each axis of {axes}."
         )
+    leaves, treedef = jax.tree.flatten(params)
+    shapes = tuple(
+        jax.ShapeDtypeStruct(
+            jnp.shape(p), jnp.result_type(p), sharding=getattr(p, "sharding", None)
+        )
+        for p in leaves
+    )
+    # With 64-bit types enabled another trace results.
+    default = jnp.result_type(float)
+    try:
+        hash(tx)
+    except TypeError:  # Methods of an object that cannot be hashed are legal.
+        return _traced.__wrapped__(tx, treedef, shapes, sizes, axes, default)
+    return _traced(tx, treedef, shapes, sizes, axes, default)
+
+
+# Predictions for several links share a trace, which takes as long as tracing the step.
+@functools.lru_cache(maxsize=256)
+def _traced(
+    tx: optax.GradientTransformation,
+    treedef: Any,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    sizes: tuple[int, ...],
+    axes: tuple[str, ...],
+    default: np.dtype,
+) -> tuple[Operation, ...]:
+    params = treedef.unflatten(shapes)
     known = dict(zip(axes, sizes, strict=True))
     specs = jax.tree.map(lambda p: _shard_spec(p, axes), params)
-    for leaf, spec in zip(jax.tree.leaves(params), jax.tree.leaves(specs), strict=True):
+    for leaf, spec in zip(shapes, jax.tree.leaves(specs), strict=True):
         known |= {name: leaf.sharding.mesh.shape[name] for name in spec_axes(spec)}
     mesh = AbstractMesh(
         tuple(known.values()), tuple(known), axis_types=(AxisType.Auto,) * len(known)
@@ -63,13 +91,10 @@ def trace(
 
     def shaped(*leading):
         return jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct(
-                (*leading, *jnp.shape(p)), jnp.result_type(p)
-            ),
-            params,
+            lambda p: jax.ShapeDtypeStruct((*leading, *p.shape), p.dtype), params
         )
 
-    by_worker = jax.tree.map(lambda spec: P(axis_name, *spec), specs)
+    by_worker = jax.tree.map(lambda spec: P(axes, *spec), specs)
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=(by_worker, specs), out_specs=by_worker
     )
