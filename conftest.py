@@ -45,6 +45,14 @@ _LONG = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every-recipe",
+        action="store_true",
+        help="train every recipe in tests/test_jit.py, which takes some minutes",
+    )
+
+
 def _group(item):
     return item.get_closest_marker("xdist_group").args[0]
 

@@ -127,6 +127,11 @@ RECIPES = tuple(
     case for case in CASES if not any(case.name.startswith(f"{c.name}_") for c in CASES)
 )
 
+# Plain `jax.jit` runs the program of the `shard_map` loop, text for text and for every
+# recipe (`test_jit.py`). So the numbers of that view are checked for three exchanges
+# alone: a union, pairs, a ring of signs.
+PLAIN = tuple(case for case in RECIPES if case.name in ("exdyna", "topk", "marsit"))
+
 
 def parametrize(cases: Iterable[Case] = CASES):
     """Runs a test once for each case; one process compiles all programs of a case."""

@@ -28,25 +28,25 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
     return _programs.gradients(step, workers, params, dtype, seed)
 
 
-def trainer(tx, params=None, *, mesh=None, check_vma=True):
+def trainer(tx, params=None, *, view="shard_map", mesh=None, check_vma=True):
     """The step of `tx` on devices; equal arguments share what is compiled."""
     params = PARAMS if params is None else params
     return _programs.trainer(
-        tx, params, WORKERS, simulated=False, mesh=mesh, check_vma=check_vma
+        tx, params, WORKERS, view=view, mesh=mesh, check_vma=check_vma
     )
 
 
 def run(tx, steps, *, params=None, stream=gradients, **options):
     """Yields `(gradients, updates, state)` of each step on devices, on the host."""
     params = PARAMS if params is None else params
-    options = {"simulated": False, **options}
+    options = {"view": "shard_map", **options}
     return _programs.run(tx, steps, params, WORKERS, stream=stream, **options)
 
 
 def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):
     """The same under `sparsejax.simulate`."""
     params = PARAMS if params is None else params
-    return _programs.run(tx, steps, params, workers, stream=stream, simulated=True)
+    return _programs.run(tx, steps, params, workers, stream=stream, view="simulate")
 
 
 def compiled_text(tx):

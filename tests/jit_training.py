@@ -50,8 +50,11 @@ class Setting(NamedTuple):
     def params(self):
         return self.place(draw(SHAPES), self.specs)
 
+    def drawn(self, step):
+        return draw({"x": (16, 6), "y": (16, 4)}, seed=100 + step)
+
     def batch(self, step):
-        drawn = draw({"x": (16, 6), "y": (16, 4)}, seed=100 + step)
+        drawn = self.drawn(step)
         return self.place(drawn, dict.fromkeys(drawn, P(self.axis_name)))
 
     def rows(self, seed=0):

@@ -1,11 +1,12 @@
 """A training process for `test_restarts.py`: saves, is killed, and continues.
 
-    python -m tests.restart_program DIRECTORY WORKERS STEPS
+    python -m tests.restart_program DIRECTORY WORKERS STEPS [VIEW]
 
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set, the program is
 one of several processes. It resumes from the newest checkpoint in DIRECTORY, prints
 `step T` after each step, and one line of JSON at the end. A checkpoint of another
-number of workers is resized. `processes_program.py` uses the same functions.
+number of workers is resized. VIEW is "shard_map", or "jit" for a step that binds no
+axis. `processes_program.py` uses the same functions.
 """
 
 from __future__ import annotations
@@ -83,18 +84,22 @@ def placed(rows, mesh):
     return jax.make_array_from_process_local_data(sharding, own, rows.shape)
 
 
-def make_step(tx, mesh, specs):
+def make_step(tx, mesh, specs, view="shard_map"):
     def step(params, state, x):
         loss, grads = sparsejax.value_and_grad(loss_of)(params, x)
         updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, loss
+
+    def mine(params, state, x):
+        params, state, loss = step(params, state, x)
         return params, state, jax.lax.pmean(loss, "data")
 
     out_specs = (P(), specs, P())
+    mapped = jax.shard_map(
+        mine, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=out_specs
+    )
     return jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=out_specs
-        ),
+        mapped if view == "shard_map" else step,
         out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
     )
 
@@ -154,7 +159,7 @@ def abstract(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
-def main(directory, workers, steps):
+def main(directory, workers, steps, view="shard_map"):
     connect()
     directory = pathlib.Path(directory)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:workers]), ("data",))
@@ -167,9 +172,10 @@ def main(directory, workers, steps):
         path = saved[-1].parent
         first = int(path.name.removeprefix("step-"))
         (params, state), error = restore(checkpointer, path, tx, params, mesh)
-    step = make_step(tx, mesh, sparsejax.state_specs(state))
+    step = make_step(tx, mesh, sparsejax.state_specs(state), view)
     for t in range(first, steps):
-        params, state, loss = step(params, state, placed(batch_of(t), mesh))
+        with jax.set_mesh(mesh):
+            params, state, loss = step(params, state, placed(batch_of(t), mesh))
         loss.block_until_ready()
         if (t + 1) % SAVE_EVERY == 0:
             path = directory / f"step-{t + 1:04d}"
@@ -191,4 +197,4 @@ def main(directory, workers, steps):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

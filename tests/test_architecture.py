@@ -17,7 +17,14 @@ LAYERS = (
     {"_checks", "_nesting", "_workers"},
     {"_xla"},
     {"vectors"},
-    {"parts", "_labels", "_layout", "_local_gradient", "placement._markers"},
+    {
+        "parts",
+        "_labels",
+        "_layout",
+        "_local_gradient",
+        "placement._markers",
+        "placement._specs",
+    },
     {"partitions", "_gradient", "placement._groups"},
     {"thresholds", "_report", "_views", "_entry", "placement._allocation"},
     {"sparsifiers", "exchanges", "memories"},
@@ -30,7 +37,15 @@ LAYERS = (
 # Rooms with limited access: the modules outside that may import each of them.
 DOORS = {
     "placement": {"__init__"},
-    "placement._markers": {"__init__", "_transform", "_entry", "_views", "exchanges"},
+    "placement._markers": {
+        "__init__",
+        "_transform",
+        "_entry",
+        "_views",
+        "exchanges",
+        "planning",
+    },
+    "placement._specs": {"__init__", "planning"},
     "placement._groups": {"_transform", "_views", "_report"},
     "placement._allocation": {"_transform"},
     "planning": {"__init__"},

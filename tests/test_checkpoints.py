@@ -46,14 +46,16 @@ def _trained(steps):
 STEP = trainer(TX)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_orbax_round_trip(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "view"), [(AxisType.Auto, "shard_map"), (AxisType.Explicit, "jit")]
+)
+def test_orbax_round_trip(kind, view, tmp_path):
     nonempty = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses others
 
     def drawn(t):
         return gradients(t, params=nonempty)
 
-    made = trainer(TX, nonempty, mesh=mesh_of(kind=kind))
+    made = trainer(TX, nonempty, mesh=mesh_of(kind=kind), view=view)
     params, state = made.start()
     for t in range(3):
         params, state, _ = made.advance(params, state, drawn(t))
@@ -133,10 +135,11 @@ def test_resize_to_as_many_keeps_all():
     _same(same, state)
 
 
-def test_resized_state_trains_on():
-    """The next update sends pending gradients, at the given density."""
+@pytest.mark.parametrize("views", [("shard_map", "jit"), ("jit", "shard_map")])
+def test_resized_state_trains_on(views):
+    """The next update sends pending gradients, at the given density, in either view."""
     tx = sparsejax.exdyna(0.05)
-    eight = trainer(tx)
+    eight = trainer(tx, view=views[0])
     params, state = eight.start()
     total, sent = np.zeros(N), np.zeros(N)
     for t in range(3):
@@ -144,7 +147,7 @@ def test_resized_state_trains_on():
         total += flat(drawn, (WORKERS,)).mean(axis=0)
         params, state, updates = eight.advance(params, state, drawn)
         sent += flat(updates)
-    six = trainer(tx, mesh=_mesh(6))
+    six = trainer(tx, mesh=_mesh(6), view=views[1])
     state = sparsejax.resize_workers(tx, state, six.params, _mesh(6))
     params, _ = six.start()
     for t in range(3, 6):

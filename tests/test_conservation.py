@@ -8,7 +8,7 @@ import pytest
 
 from sparsejax import testing
 from sparsejax.testing._programs import example_params
-from tests.cases import CASES, RECIPES, param
+from tests.cases import CASES, PLAIN, RECIPES, param
 from tests.harness import WORKERS
 
 STEPS = 200
@@ -20,11 +20,12 @@ def _conserving(cases):
 
 # Gradients in bfloat16 round more: it is they that variants of a recipe are tried with.
 @pytest.mark.parametrize(
-    ("case", "dtype"),
-    [param(case, jnp.bfloat16) for case in _conserving(CASES)]
-    + [param(case, jnp.float32) for case in _conserving(RECIPES)],
+    ("case", "dtype", "view"),
+    [param(case, jnp.bfloat16, "shard_map") for case in _conserving(CASES)]
+    + [param(case, jnp.float32, "shard_map") for case in _conserving(RECIPES)]
+    + [param(case, jnp.float32, "jit") for case in PLAIN],
 )
-def test_mass_is_conserved(case, dtype):
+def test_mass_is_conserved(case, dtype, view):
     # Each step adds one rounding of what is kept; relative to all that was added up.
     kept = testing.check_conservation(
         case.make(),
@@ -32,5 +33,6 @@ def test_mass_is_conserved(case, dtype):
         params=example_params(dtype),
         steps=STEPS,
         tolerance=1e-6,
+        view=view,
     )
     assert np.abs(kept).max() > 0

@@ -50,14 +50,13 @@ def shard_map_program(name, layout):
     return program(mapped, {k: row.per_worker for k, row in at.rows().items()}, state)
 
 
-def cases():
-    for case in RECIPES:
-        for layout in LAYOUTS:
-            for kind in (AUTO, EXPLICIT):
-                yield param(case, layout, kind)
+SETTINGS = [(layout, kind) for layout in LAYOUTS for kind in (AUTO, EXPLICIT)]
 
 
-@pytest.mark.parametrize(("case", "layout", "kind"), list(cases()))
+@pytest.mark.parametrize(
+    ("case", "layout", "kind"),
+    [param(case, *at) for case in RECIPES for at in SETTINGS],
+)
 def test_computes_the_program_of_the_shard_map_loop(case, layout, kind):
     # The same text compiles to the same code, and so to the same bits.
     at = setting(layout, kind)
@@ -73,16 +72,35 @@ def trained_by_shard_map(name, layout):
     return jax.device_get(manual_loop(chain(name, at), at).train(20)[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "kind"),
-    [
-        ("exdyna", "one", AUTO),
-        ("exdyna", "one", EXPLICIT),
-        ("exdyna", "tuple", EXPLICIT),
-        ("exdyna", "sharded", EXPLICIT),
-        ("marsit", "tuple", AUTO),
-    ],
-)
+# Equal programs give equal numbers, so that a few are trained here; `--every-recipe`
+# trains all of them.
+TRAINED = {
+    "test_trains_as_the_shard_map_loop": (
+        ("name", "layout", "kind"),
+        [
+            ("exdyna", "one", AUTO),
+            ("exdyna", "one", EXPLICIT),
+            ("exdyna", "tuple", EXPLICIT),
+            ("exdyna", "sharded", EXPLICIT),
+            ("marsit", "tuple", AUTO),
+        ],
+        [(name, *at) for name in ROWS for at in SETTINGS],
+    ),
+    "test_leaves_that_shards_share_stay_equal": (
+        ("name",),
+        [("exdyna",), ("topk",), ("sidco",), ("marsit",)],
+        [(name,) for name in ROWS],
+    ),
+}
+
+
+def pytest_generate_tests(metafunc):
+    if found := TRAINED.get(metafunc.function.__name__):
+        names, few, every = found
+        chosen = every if metafunc.config.getoption("--every-recipe") else few
+        metafunc.parametrize(names, chosen)
+
+
 def test_trains_as_the_shard_map_loop(name, layout, kind):
     at = setting(layout, kind)
     loop = jit_loop(chain(name, at), at)
@@ -98,7 +116,6 @@ def test_trains_as_the_shard_map_loop(name, layout, kind):
     assert_copies_equal((params, state))
 
 
-@pytest.mark.parametrize("name", ["exdyna", "topk", "sidco", "marsit"])
 def test_leaves_that_shards_share_stay_equal(name):
     at = setting("sharded")
     loop = jit_loop(chain(name, at), at)

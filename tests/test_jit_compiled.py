@@ -79,6 +79,25 @@ def test_bytes_and_memory_of_the_shard_map_loop(name):
     assert mine.temp_size_in_bytes <= 1.02 * theirs.temp_size_in_bytes
 
 
+@pytest.mark.parametrize("name", ["exdyna", "marsit"])
+def test_bytes_of_a_model_in_shards(name):
+    """All groups of leaves count, and optimizers behind the recipe do not."""
+    at, recipe = setting("sharded"), RECIPES[name]()
+    with jax.set_mesh(at.mesh):
+        state = recipe.init(at.params())
+        program = jax.jit(recipe.update).lower(at.rows(), state).compile()
+    chain = optax.chain(
+        sparsejax.per_worker(optax.trace(0.9)),
+        recipe,
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(0.1),
+    )
+    measured = sparsejax.compiled_wire_bytes(program)
+    planned = sparsejax.wire_bytes(chain, at.params(), workers=4)
+    assert (measured.total, measured.least) == (planned.total, planned.least)
+    assert measured.by_kind == planned.by_kind
+
+
 def test_shards_of_parameters_stay_where_they_are():
     at = setting("sharded")
     loop = jit_loop(optax.chain(sparsejax.topk(0.1), optax.sgd(0.1)), at)

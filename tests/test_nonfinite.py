@@ -9,7 +9,7 @@ import pytest
 
 import sparsejax
 from sparsejax import testing
-from tests.cases import CASES, RECIPES, param, parametrize
+from tests.cases import CASES, PLAIN, RECIPES, param, parametrize
 from tests.harness import (
     WORKERS,
     flat,
@@ -17,13 +17,12 @@ from tests.harness import (
     memory_leaves,
     residuals,
     run,
-    run_simulated,
 )
 
 
 def _rows(*choices):
-    rows = [param(case, simulated) for cases, simulated in choices for case in cases]
-    return pytest.mark.parametrize(("case", "simulated"), rows)
+    rows = [param(case, view) for cases, view in choices for case in cases]
+    return pytest.mark.parametrize(("case", "view"), rows)
 
 
 STEPS, BAD_WORKER = 6, 5
@@ -45,18 +44,17 @@ def _dropped(t):
 
 
 # Variants of a recipe run on real devices only: under `simulate` they add nothing.
-@_rows((CASES, False), (RECIPES, True))
-def test_drop_leaves_one_gradient_out(case, simulated):
-    testing.check_nonfinite(case.make(), workers=WORKERS, simulated=simulated)
+@_rows((CASES, "shard_map"), (RECIPES, "simulate"), (PLAIN, "jit"))
+def test_drop_leaves_one_gradient_out(case, view):
+    testing.check_nonfinite(case.make(), workers=WORKERS, view=view)
 
 
 # The branch encloses the whole recipe, so variants cannot differ.
-@_rows((RECIPES, False), (RECIPES[:3], True))
-def test_propagate_poisons_one_step_and_nothing_else(case, simulated):
-    runner = run_simulated if simulated else run
+@_rows((RECIPES, "shard_map"), (RECIPES[:3], "simulate"), (PLAIN[:1], "jit"))
+def test_propagate_poisons_one_step_and_nothing_else(case, view):
     before = None
     tx = case.make(nonfinite="propagate")
-    for t, (_, updates, state) in enumerate(runner(tx, STEPS, stream=_spoilt)):
+    for t, (_, updates, state) in enumerate(run(tx, STEPS, stream=_spoilt, view=view)):
         np.testing.assert_array_equal(sparsejax.report(state).dropped, _dropped(t))
         if t in BAD:
             assert np.isnan(flat(updates)).all()
@@ -67,7 +65,7 @@ def test_propagate_poisons_one_step_and_nothing_else(case, simulated):
         before = residuals(state) if case.memory else None
     # Without bad values, the policies agree.
     for (_, mine, _), (_, theirs, _) in zip(
-        runner(tx, 2), runner(case.make(), 2), strict=True
+        run(tx, 2, view=view), run(case.make(), 2, view=view), strict=True
     ):
         np.testing.assert_array_equal(flat(mine), flat(theirs))
 

@@ -7,8 +7,11 @@ import re
 import signal
 import time
 
+import jax
+import numpy as np
 import pytest
 
+from tests import sharded_program as sharded
 from tests.pages import loop, starts
 from tests.processes import running
 from tests.processes_program import STEPS
@@ -66,6 +69,33 @@ def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
     assert said["workers"] == processes
     assert said["steps_of_state"] == 2 * STEPS + (2 if devices == 2 else 0)
     assert len(said["errors"]) == devices
+
+
+# -- a sharded model -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sharded_model(tmp_path_factory):
+    """The results of two processes, each of which holds a whole model in two shards."""
+    arguments = ("-m", "tests.sharded_program", str(tmp_path_factory.mktemp("sharded")))
+    with running(*arguments, processes=2, devices=2) as started:
+        first, other = [json.loads(p.output().splitlines()[-1]) for p in started]
+    assert first == other
+    return first
+
+
+@pytest.mark.parametrize("name", list(sharded.RECIPES))
+def test_a_sharded_model_trains_as_in_one_process(name, sharded_model):
+    found = sharded_model[name]
+    expected = sharded.result(name, sharded.setting(jax.devices()[:4]))
+    for leaf, values in expected["params"].items():
+        np.testing.assert_allclose(found["params"][leaf], values, rtol=0, atol=1e-6)
+    bad = [[False, step == sharded.BAD_STEP] for step in range(sharded.STEPS)]
+    assert found["dropped"] == expected["dropped"] == bad
+
+
+def test_a_sharded_model_is_restored(sharded_model):
+    assert sharded_model["exdyna"]["restored"] is True
 
 
 def test_the_loop_of_the_readme_is_started_by_hand():

@@ -1,4 +1,8 @@
-"""Training processes that are killed, and that continue with other workers."""
+"""Training processes that are killed, and that continue with other workers.
+
+A run continues in the other view: killed in a `shard_map` loop, it goes on under plain
+`jax.jit`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ STEPS = 18
 pytestmark = pytest.mark.xdist_group("processes")
 
 
-def _running(directory, workers, steps, **how):
-    arguments = (str(directory), str(workers), str(steps))
+def _running(directory, workers, steps, view="shard_map", **how):
+    arguments = (str(directory), str(workers), str(steps), view)
     return running("-m", "tests.restart_program", *arguments, **how)
 
 
@@ -26,8 +30,8 @@ def _last(process):
     return json.loads(process.output().splitlines()[-1])
 
 
-def _finish(directory, workers, steps):
-    with _running(directory, workers, steps) as (process,):
+def _finish(directory, workers, steps, view="shard_map"):
+    with _running(directory, workers, steps, view) as (process,):
         return _last(process)
 
 
@@ -51,7 +55,7 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
                 break
         assert process.result().status == -signal.SIGKILL
     assert done < STEPS
-    resumed = _finish(tmp_path, 8, STEPS)
+    resumed = _finish(tmp_path, 8, STEPS, "jit")
     assert resumed["first"] >= 2 * SAVE_EVERY
     assert resumed["loss"] == expected["loss"]  # as hexadecimal digits
     assert resumed["digest"] == expected["digest"]  # parameters, residuals, all state
@@ -68,7 +72,7 @@ def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
             process.kill()
         for process in processes:
             assert process.result().status == -signal.SIGKILL
-    with _running(tmp_path, 8, STEPS, **two) as processes:
+    with _running(tmp_path, 8, STEPS, "jit", **two) as processes:
         results = [_last(process) for process in processes]
     assert results[0]["first"] >= SAVE_EVERY
     assert results[0]["loss"] == results[1]["loss"]
@@ -83,7 +87,7 @@ def test_from_eight_workers_to_four_to_six(uninterrupted, tmp_path):
     directory = tmp_path / "resized"
     shutil.copytree(checkpoints, directory)
     saved = STEPS // SAVE_EVERY * SAVE_EVERY
-    four = _finish(directory, 4, saved + SAVE_EVERY)
+    four = _finish(directory, 4, saved + SAVE_EVERY, "jit")
     assert (four["first"], four["rows"]) == (saved, 4)
     six = _finish(directory, 6, saved + 2 * SAVE_EVERY)
     assert (six["first"], six["rows"]) == (saved + SAVE_EVERY, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,10 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import check_count
+from sparsejax._local_gradient import wrap
 from sparsejax._workers import AxisName, Workers, spec_axes
+from sparsejax.placement._markers import PerShard
+from sparsejax.placement._specs import with_param_specs
 from sparsejax.planning._collectives import Operation
 
 # jax's primitives. A checked shard_map traces to those named "invariant".
@@ -83,25 +86,59 @@ def _traced(
         tuple(known.values()), tuple(known), axis_types=(AxisType.Auto,) * len(known)
     )
 
+    def shaped(*leading):
+        return jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct((*leading, *p.shape), p.dtype), params
+        )
+
+    # The axis of shards is bound only in loops that hold `per_shard`.
+    bound = set(known) == set(axes) or _holds_per_shard(tx, shaped(), mesh, specs)
+    program = _bound(tx, mesh, axes, specs) if bound else _plain(tx, specs)
+    # Not the mesh of the context.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ()) if bound else mesh):
+        jaxpr = jax.make_jaxpr(program)(shaped(math.prod(sizes)), shaped())
+    return tuple(_walk(jaxpr.jaxpr, known, "", 1))
+
+
+def _bound(
+    tx: optax.GradientTransformation, mesh: AbstractMesh, axes: tuple[str, ...], specs
+) -> Callable[..., Any]:
+    """The update `(gradients [w, ...], params)` with all axes of the mesh bound."""
+
     def step(gradients, params):
         local = jax.tree.map(lambda g: g[0], gradients)
         updates, _ = tx.update(local, tx.init(params), params)
         # A frozen leaf's zeros are typed as its local gradient is.
         return jax.tree.map(lambda u: u[None], updates)
 
-    def shaped(*leading):
-        return jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct((*leading, *p.shape), p.dtype), params
-        )
-
     by_worker = jax.tree.map(lambda spec: P(axes, *spec), specs)
-    mapped = jax.shard_map(
+    return jax.shard_map(
         step, mesh=mesh, in_specs=(by_worker, specs), out_specs=by_worker
     )
-    # Ignores the mesh of the context.
+
+
+def _plain(tx: optax.GradientTransformation, specs: Any) -> Callable[..., Any]:
+    """The update of plain `jax.jit`, where each group of leaves sends by itself."""
+    told = with_param_specs(tx, specs)
+
+    def step(gradients, params):
+        _, state = told.update(wrap(gradients), told.init(params), params)
+        return state
+
+    return step
+
+
+def _holds_per_shard(
+    tx: optax.GradientTransformation, params: Any, mesh: AbstractMesh, specs: Any
+) -> bool:
+    """Whether `per_shard` is around a part of `tx`."""
+    init = jax.shard_map(
+        tx.init, mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
+    )
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        jaxpr = jax.make_jaxpr(mapped)(shaped(math.prod(sizes)), shaped())
-    return tuple(_walk(jaxpr.jaxpr, known, "", 1))
+        state = jax.eval_shape(init, params)
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PerShard))
+    return any(isinstance(node, PerShard) for node in nodes)
 
 
 def _check(tx: Any, params: Any) -> None:

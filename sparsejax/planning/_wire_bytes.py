@@ -23,14 +23,15 @@ def wire_bytes(
     All message sizes are static, so nothing has to run: any machine can count the bytes
     for any number of workers.
 
-    Parameters sharded over other axes than the workers' count shard by shard, as with
-    `per_shard`; the bytes are then those of each device.
+    Parameters sharded over other axes than the workers' count shard by shard, and the
+    bytes are those that each device receives over the workers' axis: for the step of
+    plain `jax.jit`, and with `per_shard` in `tx` for that of a `jax.shard_map` loop.
 
     Args:
       tx: a transformation that holds sparsejax ones.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s with the shapes of the
-        gradients. For `per_shard` their shardings have to name the axis of the shards:
-        pass placed parameters, or structs with `sharding=`.
+        gradients. The shardings of a model in shards tell how it is sharded: pass
+        placed parameters, or structs with `sharding=`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       axis_name: the mesh axis of the workers, or a tuple of axes.
 

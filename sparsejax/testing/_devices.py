@@ -34,8 +34,8 @@ def check_devices_equal_simulation(
       AssertionError: with the first value that differs.
     """
     params = example_params() if params is None else params
-    real = run(tx, 5, params, workers, simulated=False)
-    simulated = run(tx, 5, params, workers, simulated=True)
+    real = run(tx, 5, params, workers, view="shard_map")
+    simulated = run(tx, 5, params, workers, view="simulate")
     rule = "devices equal the simulation"
     cause = "a part depends on more than its arguments and the collectives of `workers`"
     close = {"rtol": 1e-5, "atol": 1e-6}
@@ -67,7 +67,7 @@ def check_no_recompilation(
       AssertionError: with the number of programs.
     """
     params = example_params() if params is None else params
-    made = trainer(tx, params, workers, simulated=False)
+    made = trainer(tx, params, workers, view="shard_map")
     current, state = made.start()
     for t in range(3):
         drawn = gradients(t, workers, params)
@@ -100,7 +100,7 @@ def check_replicas_equal(
       AssertionError: naming the first leaf that differs between devices.
     """
     params = example_params() if params is None else params
-    made = trainer(tx, params, workers, simulated=False)
+    made = trainer(tx, params, workers, view="shard_map")
     current, state = made.start()
     specs = sparsejax.state_specs(state, "data")
     for t in range(steps):
@@ -137,9 +137,9 @@ def check_unchecked_types(
       AssertionError: with the update that is furthest off.
     """
     params = example_params() if params is None else params
-    unchecked = run(tx, 2, params, workers, check_vma=False, simulated=False)
+    unchecked = run(tx, 2, params, workers, check_vma=False, view="shard_map")
     *_, (_, updates, _) = unchecked
-    *_, (_, expected, _) = run(tx, 2, params, workers, simulated=False)
+    *_, (_, expected, _) = run(tx, 2, params, workers, view="shard_map")
     require_equal(
         flat(updates),
         flat(expected),
@@ -162,7 +162,7 @@ def check_wire_bytes(
       AssertionError: with both numbers.
     """
     params = example_params() if params is None else params
-    made = trainer(tx, params, workers, simulated=False)
+    made = trainer(tx, params, workers, view="shard_map")
     current, state = made.start()
     drawn = made.shard(gradients(0, workers, params))
     compiled = made.step.lower(current, state, drawn).compile()

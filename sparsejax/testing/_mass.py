@@ -28,6 +28,7 @@ def check_conservation(
     params: Any = None,
     steps: int = 20,
     tolerance: float = 1e-6,
+    view: str | None = None,
 ) -> Float[np.ndarray, "w n"] | None:
     """Sum of updates + mean residual = sum of mean gradients.
 
@@ -38,6 +39,9 @@ def check_conservation(
       params: see `check_contract`.
       steps: the number of steps.
       tolerance: of each coordinate, relative to the sum of its mean magnitudes.
+      view: "shard_map" binds the axis, each worker on a device of its own; "jit" is
+        plain `jax.jit` on the same devices; "simulate" takes one device. By default
+        "simulate" if there are fewer devices than workers, and "shard_map" otherwise.
 
     Returns:
       The residuals after the last step; `None` without a memory.
@@ -46,7 +50,7 @@ def check_conservation(
       AssertionError: with the coordinate that is furthest off.
     """
     params = example_params() if params is None else params
-    return _conserved(tx, workers, params, steps, tolerance)[0]
+    return _conserved(tx, workers, params, steps, tolerance, view)[0]
 
 
 def check_one_worker(
@@ -97,11 +101,12 @@ def _conserved(
     params: Any,
     steps: int,
     tolerance: float | None,
+    view: str | None = None,
 ) -> tuple[Float[np.ndarray, "w n"] | None, list[int]]:
     """The residuals, and the coordinates that each step sent."""
     given = received = scale = np.zeros(as_vector(params).size)
     sent = []
-    for drawn, updates, state in run(tx, steps, params, workers):
+    for drawn, updates, state in run(tx, steps, params, workers, view=view):
         mine = as_vector(drawn, (workers,))
         given = given + mine.mean(axis=0)
         received = received + as_vector(updates)

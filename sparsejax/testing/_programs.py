@@ -1,4 +1,4 @@
-"""Compiled steps of a transformation, on the devices of a mesh or simulated on one."""
+"""Compiled steps of a transformation, in each view of the workers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def trainer(
     params: Any,
     workers: int,
     *,
-    simulated: bool | None = None,
+    view: str | None = None,
     mesh: Mesh | None = None,
     check_vma: bool = True,
 ) -> Trainer:
@@ -105,16 +105,19 @@ def trainer(
       tx: exchanges over the axis "data".
       params: pytree of arrays; only shapes and dtypes count.
       workers: the number of workers.
-      simulated: whether one device simulates the workers; by default only if there are
-        fewer devices than workers.
+      view: "shard_map" binds the axis, each worker on a device of its own; "jit" is
+        plain `jax.jit` on the same devices; "simulate" takes one device. By default
+        "simulate" if there are fewer devices than workers, and "shard_map" otherwise.
       mesh: the mesh, if not the first devices.
       check_vma: as in `jax.shard_map`.
     """
     leaves, treedef = jax.tree.flatten(params)
     shapes = tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
-    if simulated or (simulated is None and mesh is None and not has_devices(workers)):
+    if view is None:
+        view = "shard_map" if mesh or has_devices(workers) else "simulate"
+    if view == "simulate":
         return _simulated(tx, treedef, shapes, workers)
-    return _placed(tx, treedef, shapes, mesh or mesh_of(workers), check_vma)
+    return _placed(tx, treedef, shapes, mesh or mesh_of(workers), check_vma, view)
 
 
 def _zeros(treedef: Any, shapes: Any) -> Any:
@@ -134,15 +137,15 @@ def _simulated(tx, treedef, shapes, workers):
 
 
 @functools.cache
-def _placed(tx, treedef, shapes, mesh, check_vma):
+def _placed(tx, treedef, shapes, mesh, check_vma, view):
     params = _zeros(treedef, shapes)
     tx = optax.with_extra_args_support(tx)
     state = sparsejax.init(tx, params, mesh)
     specs = (P(), sparsejax.state_specs(state, "data"))
 
-    mapped = _mapped(tx, mesh, specs, check_vma)
+    step = _plain(tx, mesh) if view == "jit" else _mapped(tx, mesh, specs, check_vma)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (*specs, P()))
-    jitted = jax.jit(mapped, donate_argnums=(0, 1), out_shardings=shardings)
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=shardings)
     # Placed, so that the first call compiles for the same shardings as the second.
     params = jax.device_put(params, shardings[0])
     state = jax.tree.map(jax.device_put, state, shardings[1])
@@ -162,6 +165,19 @@ def _mapped(tx, mesh, specs, check_vma=True):
         out_specs=(*specs, P()),
         check_vma=check_vma,
     )
+
+
+def _plain(tx, mesh):
+    """The step of plain `jax.jit`, which binds no axis."""
+
+    def step(params, state, gradients):
+        rows = jax.tree.map(sparsejax.PerWorker, gradients)
+        # As if the mesh was set around the call.
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            updates, state = tx.update(rows, state, params, unknown_argument=1)
+        return optax.apply_updates(params, updates), state, updates
+
+    return step
 
 
 def traced(

@@ -44,7 +44,7 @@ def check_replicated(
     """
     params = example_params() if params is None else params
     try:
-        made = trainer(tx, params, workers, simulated=True)
+        made = trainer(tx, params, workers, view="simulate")
         drawn = gradients(0, workers, params)
         jax.eval_shape(made.step, params, made.state, drawn)
     except Exception as error:

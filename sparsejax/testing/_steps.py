@@ -89,7 +89,7 @@ def check_nonfinite(
     *,
     workers: int = 4,
     params: Any = None,
-    simulated: bool | None = None,
+    view: str | None = None,
 ) -> None:
     """A worker whose gradient is NaN or infinite adds nothing in that step.
 
@@ -99,8 +99,7 @@ def check_nonfinite(
       tx: see `check_contract`; with the policy `nonfinite="drop"`.
       workers: see `check_contract`.
       params: see `check_contract`.
-      simulated: whether one device simulates the workers; by default only if there are
-        fewer devices than workers.
+      view: "shard_map", "jit" or "simulate", see `check_conservation`.
 
     Raises:
       AssertionError: with the first value that differs.
@@ -123,8 +122,8 @@ def check_nonfinite(
             drawn = jax.tree.map(lambda g: g.at[bad].set(0), drawn)
         return drawn
 
-    given = run(tx, 6, params, workers, stream=spoilt, simulated=simulated)
-    expected = run(tx, 6, params, workers, stream=without, simulated=simulated)
+    given = run(tx, 6, params, workers, stream=spoilt, view=view)
+    expected = run(tx, 6, params, workers, stream=without, view=view)
     rule = "a gradient that is not finite is left out"
     cause = "a part reads values that bypass `Memory.accumulate`, or `nonfinite` is set"
     for t, ((_, mine, state), (_, theirs, other)) in enumerate(
