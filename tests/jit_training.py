@@ -129,13 +129,13 @@ def jit_loop(tx, at, loss=None, **options):
         return Loop(step, params, tx.init(params), at)
 
 
-def manual_loop(tx, at):
+def manual_loop(tx, at, loss=None, check_vma=True):
     """The same steps as a `jax.shard_map` over all axes, sharded or not."""
     params = at.params()
     state = sparsejax.init(tx, params, at.mesh)
     shards = any(at.specs.values())
 
-    def loss(params, batch):
+    def loss_of_shards(params, batch):
         bias = params["b"]
         if shards:  # this shard's part of a bias that all of them hold
             start = jax.lax.axis_index("model") * 4
@@ -147,12 +147,17 @@ def manual_loop(tx, at):
 
     def step(params, state, batch):
         local = sparsejax.localize(params, axis_name=at.axis_name)
-        updates, state = tx.update(jax.grad(loss)(local, batch), state, params)
+        grads = jax.grad(loss or loss_of_shards)(local, batch)
+        updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     out = (at.specs, sparsejax.state_specs(state, at.axis_name))
     mapped = jax.shard_map(
-        step, mesh=at.mesh, in_specs=(*out, P(at.axis_name)), out_specs=out
+        step,
+        mesh=at.mesh,
+        in_specs=(*out, P(at.axis_name)),
+        out_specs=out,
+        check_vma=check_vma,
     )
     return Loop(jax.jit(mapped), params, state, at)
 

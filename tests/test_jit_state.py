@@ -1,8 +1,7 @@
-"""State of plain `jax.jit`: other meshes, other trees, other loops, frozen leaves."""
+"""State of plain `jax.jit`: other meshes, other trees, other loops."""
 
 from __future__ import annotations
 
-import chex
 import jax
 import numpy as np
 import optax
@@ -120,41 +119,3 @@ def test_a_state_of_plain_jit_in_a_loop_over_the_workers_axis_alone():
         pytest.raises(NameError, match=r"made for plain `jax.jit`"),
     ):
         jax.eval_shape(mapped, rows)
-
-
-FROZEN = {
-    "partition": lambda tx: optax.partition(
-        {"train": tx, "freeze": optax.set_to_zero()},
-        {"w": "train", "v": "freeze", "b": "train"},
-    ),
-    "freeze": lambda tx: optax.chain(
-        optax.masked(tx, {"w": True, "v": False, "b": True}),
-        optax.masked(optax.set_to_zero(), {"w": False, "v": True, "b": False}),
-    ),
-}
-
-
-@pytest.mark.parametrize("layout", ["one", "sharded"])
-@pytest.mark.parametrize("how", list(FROZEN))
-def test_frozen_leaves_keep_their_values_and_cost_nothing(how, layout):
-    at = setting(layout)
-    tx = FROZEN[how](optax.chain(sparsejax.topk(0.2), optax.sgd(0.1)))
-    loop = jit_loop(tx, at)
-    params, state = loop.train(2)
-    before, after = jax.device_get((loop.params, params))
-    np.testing.assert_array_equal(before["v"], after["v"])
-    assert (before["w"] != after["w"]).any()
-    chex.assert_trees_all_equal_shapes(before, after)
-    sizes = [
-        leaf.size
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if ".memory" in jax.tree_util.keystr(path)
-    ]
-    workers = at.mesh.shape["data"]
-    assert sum(sizes) == workers * (48 + 8)
-    shapes = {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in SHAPES.items()}
-    trained = {k: x for k, x in shapes.items() if k != "v"}
-    assert (
-        sparsejax.wire_bytes(tx, shapes, workers=8).total
-        == sparsejax.wire_bytes(sparsejax.topk(0.2), trained, workers=8).total
-    )

@@ -42,7 +42,10 @@ assert sorted(sparsejax.reports(opt_state)) == [
     "[2].inner_states['sparse'].inner_state.report",
 ]
 assert 0 < loss < 2 and 0 <= row["density"] <= 1, row
-assert (frozen["b"] == 0).all() and (frozen["w"] != 0).any()
+assert (adapted["base"] == 0).all() and (adapted["lora_b"] != 0).any()
+assert 0 < adapter_bytes < 0.03 * 4 * 4004, adapter_bytes
+memory = adapter_state.inner_states["adapter"].inner_state[0].memory
+assert memory.per_worker.shape == (8, 4004)
 """,
     "sharded_models": "",
     "troubleshooting": "",
