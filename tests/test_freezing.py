@@ -65,11 +65,11 @@ def memories(state):
     return sum(x.size for path, x in leaves if ".memory" in jax.tree_util.keystr(path))
 
 
-PLACES = [("one", "jit"), ("sharded", "jit"), ("one", "shard_map")]
-
-
-@pytest.mark.parametrize(("layout", "view"), PLACES)
-@pytest.mark.parametrize("how", list(HOW))
+@pytest.mark.parametrize(
+    ("how", "layout", "view"),
+    [(how, "one", view) for how in HOW for view in ("jit", "shard_map")]
+    + [("partition", "sharded", "jit")],
+)
 def test_they_cost_nothing(how, layout, view):
     """As the trace of a step shows."""
     made = loop(how, layout, view)
