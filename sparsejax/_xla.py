@@ -12,6 +12,9 @@ them.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,9 +24,32 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
 
+_PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "platform", default=None
+)
+
+
 def on_cpu() -> bool:
-    """Whether jax compiles for the CPU."""
-    return jax.default_backend() == "cpu"
+    """Whether programs are traced for the CPU. Where forms differ, this decides.
+
+    A loop whose trip count is known at run time only is cheap on a CPU. An accelerator
+    waits for the host in every turn of such a loop, so its forms have none.
+    """
+    return (_PLATFORM.get() or jax.default_backend()) == "cpu"
+
+
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Traces the forms of another platform, such as "gpu", than the one that is here.
+
+    For compilation without the device, and for tests of all forms on a CPU. A function
+    that `jax.jit` has traced before keeps the form of that trace.
+    """
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
 
 
 def barriers_are_dropped() -> bool:

@@ -14,13 +14,14 @@ Shapes: `w` workers and parts, `T` thresholds counted in one pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import partitions
+from sparsejax import _xla, partitions
 from sparsejax._checks import check_number, check_part
 from sparsejax._workers import vary_like
 from sparsejax.parts import ThresholdRule
@@ -42,14 +43,22 @@ _UNKNOWN = _TINY - 1  # A lower end at which no pass has counted yet.
 _INFINITY = int(np.float32(np.inf).view(np.int32))
 _UNIT = 2**23 / math.log(2)  # Bit patterns per unit of the natural logarithm.
 
-# Thresholds per pass. On one CPU core a pass with 4, 8 or 16 thresholds costs 1.3, 1.8
-# or 3.2 times as much as a pass with one: several cheap passes narrow a range down
-# faster than an expensive one.
-_RUNGS = 4
+# Thresholds per pass are 4. On one CPU core a pass with 4, 8 or 16 thresholds costs
+# 1.3, 1.8 or 3.2 times as much as one with a single threshold: several cheap passes
+# narrow a range down faster than an expensive one.
 # Thresholds of the first pass, as log ratios to the expected threshold. From one to the
 # next the count changes by about the default slack. The slowest of four workers makes
 # 1.2 passes per step on the recorded gradient stream, and 1.1 on Laplace noise.
 _OFFSETS = tuple(round(_UNIT * x) for x in (-0.045, -0.02, 0.0, 0.02))
+
+# An accelerator would wait for the host in each turn of a loop, so its search makes a
+# fixed number of passes. There a pass with many thresholds costs about as much as one
+# with few. Two passes narrow the range of the first one down by a factor of 1089: where
+# a threshold was expected, neighbours then differ by a fraction of a per cent.
+_WIDE_RUNGS, _WIDE_PASSES = 32, 2
+# Rules with less slack than this, such as that of top-k, make one more pass.
+_FINE = 0.1
+_WIDE_OFFSETS = tuple(round(_UNIT * x) for x in np.linspace(-0.35, 0.35, _WIDE_RUNGS))
 
 # The slope of the logarithm of the count over the logarithm of the threshold. Error
 # feedback makes tails steep: slopes of 8 to 12 were measured on both streams.
@@ -126,13 +135,18 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     since zeros are never selected. A quota of 0 selects nothing, and a quota of the
     part's size selects everything; both take no pass.
 
+    On accelerators there are always two passes at 32 thresholds each, or three for a
+    slack below 0.1, and the slack is a target: in a first step, or after a sudden
+    change, more coordinates than `quota (1 + slack)` may reach `t`, and more of them
+    wait.
+
     The rule's partition is `partitions.balanced()`.
 
     State: Float32[w], replicated: the expected threshold of each part, 0 if unknown.
 
     Args:
       slack: the largest excess of the count over the quota, as a fraction of the quota.
-        Less slack takes more passes over the part.
+        Less slack takes more passes over the part. No promise on accelerators.
 
     Returns:
       A `ThresholdRule`.
@@ -162,7 +176,8 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     def find(state, part, quota, size, count):
         allowed = quota + (quota.astype(jnp.float32) * slack).astype(jnp.int32)
         trivial = (quota <= 0) | (quota >= size)
-        rungs = _first_rungs(state[part])
+        few = _xla.on_cpu()
+        rungs = _first_rungs(state[part], _OFFSETS if few else _WIDE_OFFSETS)
         start = (rungs, jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), size, trivial)
         # The loop's carry has to vary over the same axes as the result of a pass. This
         # line makes no pass.
@@ -178,9 +193,14 @@ def quota(slack: float = 0.25) -> ThresholdRule:
             high = jnp.min(jnp.where(reached, high, rungs))
             low_count = jnp.min(jnp.where(reached, counts, low_count))
             done = (low_count <= allowed) | (high - low <= 1)
-            return _rungs_between(low, high), low, high, low_count, done
+            return _rungs_between(low, high, rungs.size), low, high, low_count, done
 
-        carry = jax.lax.while_loop(lambda c: ~c[-1], count_and_narrow, start)
+        if few:
+            carry = jax.lax.while_loop(lambda c: ~c[-1], count_and_narrow, start)
+        else:
+            carry = start
+            for _ in range(_WIDE_PASSES + (slack < _FINE)):
+                carry = count_and_narrow(carry)
         low = jnp.maximum(carry[1], _TINY)
         found = jnp.where(quota >= size, 0.0, _from_bits(low))
         return jnp.where(quota <= 0, jnp.inf, found)
@@ -215,21 +235,23 @@ def _from_bits(bits: Int[Array, " T"]) -> Float[Array, " T"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _first_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
-    """Bit patterns Int32[4], ascending, of the first pass. Per worker.
+def _first_rungs(hint: Float[Array, ""], offsets: Sequence[int]) -> Int[Array, " T"]:
+    """Bit patterns Int32[T], ascending, of the first pass. Per worker.
 
     They lie around the hint, or over all exponents if the hint is unknown.
     """
     around = jax.lax.bitcast_convert_type(hint, jnp.int32)
-    around = jnp.clip(around + jnp.array(_OFFSETS, jnp.int32), _TINY, _INFINITY - 1)
-    anywhere = _rungs_between(jnp.int32(_UNKNOWN), jnp.int32(_INFINITY))
+    around = jnp.clip(around + jnp.array(offsets, jnp.int32), _TINY, _INFINITY - 1)
+    anywhere = _rungs_between(jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), len(offsets))
     return jnp.where(hint > 0, around, anywhere)
 
 
-def _rungs_between(low: Int[Array, ""], high: Int[Array, ""]) -> Int[Array, " T"]:
-    """Bit patterns Int32[4], ascending, strictly inside `(low, high)`."""
-    step = jnp.maximum((high - low) // (_RUNGS + 1), 1)
-    rungs = low + step * jnp.arange(1, _RUNGS + 1, dtype=jnp.int32)
+def _rungs_between(
+    low: Int[Array, ""], high: Int[Array, ""], number: int
+) -> Int[Array, " T"]:
+    """`number` bit patterns Int32[T], ascending, strictly inside `(low, high)`."""
+    step = jnp.maximum((high - low) // (number + 1), 1)
+    rungs = low + step * jnp.arange(1, number + 1, dtype=jnp.int32)
     rungs = jnp.minimum(rungs, high - 1)
     # One count at the least normal number tells whether the part has enough non-zeros.
     lowest = jnp.where(low == _UNKNOWN, _TINY, rungs[:1])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsejax import _xla
 from sparsejax.vectors import _bits
 from tests.harness import OPTIMIZED
 
@@ -88,10 +89,15 @@ def test_popcount_and_select_bit(words):
 
 
 @functools.cache
-def first_bits(k, known):
+def first_bits(k, known, platform="cpu"):
     ranks = jnp.arange(k, dtype=jnp.int32)
     first_slot = (lambda o: o) if known else None
-    return jax.jit(lambda words: _bits.positions(words, ranks, first_slot))
+
+    def find(words):
+        with _xla.traced_for(platform):
+            return _bits.positions(words, ranks, first_slot)
+
+    return jax.jit(find)
 
 
 def positions_oracle(flags, ranks):
@@ -99,14 +105,15 @@ def positions_oracle(flags, ranks):
     return where[np.minimum(ranks, where.size - 1)]
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("m", "k"), [(0, 3), (31, 0), (32, 1), (33, 40), (1000, 700)])
-def test_positions_of_the_first_bits(m, k, known):
+def test_positions_of_the_first_bits(m, k, known, platform):
     @settings(max_examples=12, deadline=None)
     @given(shares, seeds)
     def check(share, seed):
         flags = flags_of(m, share, seed)
-        found = first_bits(k, known)(pack_oracle(flags))
+        found = first_bits(k, known, platform)(pack_oracle(flags))
         assert found.dtype == jnp.int32
         np.testing.assert_array_equal(found, positions_oracle(flags, np.arange(k)))
 

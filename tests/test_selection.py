@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsejax import _xla
 from sparsejax.vectors import _selection
 from sparsejax.vectors._selection import compact, count_in, muldiv, select_in
 
@@ -89,7 +90,9 @@ THRESHOLDS = np.array([0.0, 0.25, 0.5, 0.75, 2.0, 3.0, np.inf, np.nan], np.float
 
 
 @functools.cache
-def selector(span, capacity):
+def selector(span, capacity, platform="cpu"):
+    """Both functions, jitted; traced for a platform, and run here."""
+
     def both(vector, start, size, threshold, quota):
         return (
             select_in(
@@ -98,7 +101,13 @@ def selector(span, capacity):
             count_in(vector, start, size, jnp.asarray(THRESHOLDS), span=span),
         )
 
-    return jax.jit(both)
+    jitted = jax.jit(both)
+
+    def traced(*args):
+        with _xla.traced_for(platform):
+            return jitted(*args)
+
+    return traced
 
 
 def qualifying(vector, start, size, threshold):
@@ -128,11 +137,12 @@ def vectors(draw, n, dtype):
 
 
 @pytest.mark.parametrize(
-    ("n", "span", "capacity", "dtype"),
-    [(*shape, "float32") for shape in SHAPES]
-    + [(*shape, "bfloat16") for shape in SHAPES[-2:]],
+    ("n", "span", "capacity", "dtype", "platform"),
+    [(*shape, "float32", "cpu") for shape in SHAPES]
+    + [(*shape, "bfloat16", "cpu") for shape in SHAPES[-2:]]
+    + [(*shape, "float32", "gpu") for shape in SHAPES],
 )
-def test_select_in_and_count_in(n, span, capacity, dtype):
+def test_select_in_and_count_in(n, span, capacity, dtype, platform):
     @settings(max_examples=20, deadline=None)
     @given(st.data())
     def check(data):
@@ -141,7 +151,7 @@ def test_select_in_and_count_in(n, span, capacity, dtype):
         start = data.draw(st.integers(0, n - size))
         threshold = data.draw(st.sampled_from(THRESHOLDS))
         quota = data.draw(st.integers(0, capacity))
-        (indices, demand), counts = selector(span, capacity)(
+        (indices, demand), counts = selector(span, capacity, platform)(
             vector, jnp.int32(start), jnp.int32(size), threshold, jnp.int32(quota)
         )
         assert indices.dtype == demand.dtype == counts.dtype == jnp.int32

@@ -123,7 +123,7 @@ def balanced() -> Partition:
         count, _ = blocks(n, worker_count)
         cuts = guarded(state.cuts, least, count)
         number = jnp.arange(count, dtype=jnp.int32)
-        part = jnp.searchsorted(cuts, number, side="right") - 1
+        part = jnp.searchsorted(cuts, number, side="right", method="compare_all") - 1
         weight = jnp.exp(_EXPONENT * _log_ratios(threshold))[part]
         counts = histogram.astype(jnp.float32) * weight
         mean = _MEMORY * state.mean + (1 - _MEMORY) * counts
@@ -131,7 +131,8 @@ def balanced() -> Partition:
         cumulative = jnp.concatenate([jnp.zeros(1, jnp.float32), jnp.cumsum(mean)])
         parts = jnp.arange(worker_count + 1, dtype=jnp.float32)
         goal = cumulative[-1] * (parts / worker_count)
-        above = jnp.clip(jnp.searchsorted(cumulative, goal), 1, count)
+        above = jnp.searchsorted(cumulative, goal, method="compare_all")
+        above = jnp.clip(above, 1, count)
         nearer = goal - cumulative[above - 1] < cumulative[above] - goal
         wanted = jnp.where(nearer, above - 1, above).astype(jnp.int32)
         wanted = wanted.at[0].set(0).at[-1].set(count)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._checks import check_seed
 from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
@@ -91,5 +92,19 @@ def sample(
 
     order = jnp.arange(k, dtype=jnp.uint32)
     drawn = permute(order)
-    drawn = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, drawn)
+    if _xla.on_cpu():
+        drawn = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, drawn)
+    else:  # An accelerator would wait for the host in each turn of the loop.
+        for _ in range(_turns(a * b, n)):
+            drawn = again(drawn)
+        drawn = jnp.minimum(drawn, n)
     return jnp.sort(jnp.where(order < live, drawn, n).astype(jnp.int32))
+
+
+def _turns(cells: int, n: int) -> int:
+    """Turns after which an image still lies outside with a probability below 1e-12.
+
+    Its slot then stays empty. A share of about `1 / sqrt(n)` of the cells is outside.
+    """
+    outside = (cells - n) / cells
+    return math.ceil(-12 / math.log10(outside)) if outside else 0

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import _xla
+from sparsejax.vectors._scans import running_max, running_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, Int32, UInt32
@@ -138,9 +139,7 @@ def positions(
     empty = min(words.size * WORD, jnp.iinfo(jnp.int32).max)
     rest = -words.size % _WORDS_PER_BLOCK
     blocks = jnp.pad(words, (0, rest)).reshape(-1, _WORDS_PER_BLOCK)
-    through = jax.lax.associative_scan(
-        jnp.add, jnp.sum(popcount(blocks), axis=1, dtype=jnp.int32)
-    )
+    through = running_sum(jnp.sum(popcount(blocks), axis=1, dtype=jnp.int32))
     before = jnp.concatenate([jnp.zeros_like(through[:1]), through[:-1]])
     if first_slot is None:
         block = jnp.searchsorted(through, ranks, side="right").astype(jnp.int32)
@@ -183,4 +182,4 @@ def _blocks_of_slots(first: Int32[Array, " b"], slots: int) -> Int32[Array, " k"
         .at[first]
         .max(ids, mode="drop", indices_are_sorted=True)
     )
-    return jax.lax.associative_scan(jnp.maximum, starts)
+    return running_max(starts)

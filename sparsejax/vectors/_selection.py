@@ -29,11 +29,13 @@ Carry = TypeVar("Carry")
 # stays in the level 2 cache while several thresholds are counted.
 _TILE = 1 << 16
 
-# On an accelerator each loop step costs several kernel launches, so tiles grow with the
-# region. A moving region wastes at most its last tile.
+# Tiles grow with the region, so that a loop has at most this many turns. A moving
+# region wastes at most its last tile.
 _MOST_TILES = 64
 
-# Regions of at most this many tiles are read at their largest size, without a loop.
+# Regions of at most this many tiles are read at their largest size, without a loop. An
+# accelerator, which would wait for the host in each turn of the loop, reads all regions
+# so.
 _UNROLLED_TILES = 4
 
 # Coordinates per run: one 8-bit field holds the count of a run.
@@ -77,6 +79,13 @@ def count_in(
     if not span or not count:
         return zeros
     thresholds = thresholds.astype(jnp.float32)
+    if not _xla.on_cpu():
+        # One read for all thresholds: sums in neighbouring columns. Without barriers
+        # XLA would write what the passes of a search share to memory.
+        start = _xla.after(start, thresholds)
+        magnitudes, inside = _tile(vector, start, size, jnp.int32(0), span)
+        reached = (magnitudes[:, None] >= thresholds[None]) & inside[:, None]
+        return jnp.sum(reached, axis=0, dtype=jnp.int32)
 
     def add(counts, row, magnitudes):
         return counts + _counts(magnitudes, [thresholds[t] for t in range(count)])
@@ -89,8 +98,8 @@ def _counts(
 ) -> Int32[Array, " t"]:
     """The number of `magnitudes` that reach each threshold.
 
-    XLA emits one loop over the data per sum, so four counts share one sum. Each count
-    has an 8-bit field of a word, which holds the count of one run of coordinates.
+    XLA:CPU emits one loop over the data per sum, so four counts share one sum. Each
+    count has an 8-bit field of a word, which holds the count of one run of coordinates.
     """
     rest = -magnitudes.size % _RUN
     if rest:
@@ -167,7 +176,11 @@ def select_in(
         packed = _bits.pack(magnitudes >= threshold)
         return jax.lax.dynamic_update_slice(words, packed, (row * tile_words,))
 
-    if span:
+    if not _xla.on_cpu() and span:
+        start = _xla.after(start, threshold)
+        magnitudes, inside = _tile(vector, start, size, jnp.int32(0), span)
+        words = _bits.pack((magnitudes >= threshold) & inside)
+    elif span:
         words = _scan_region(insert, words, vector, start, size, span)
 
     def coordinate(position):
@@ -277,7 +290,7 @@ def _magnitudes(x: Float[Array, " m"]) -> Float[Array, " m"]:
 
 def _tiling(span: int) -> tuple[int, int]:
     """The coordinates per tile, and the most tiles of a region."""
-    if span <= _UNROLLED_TILES * _TILE:
+    if span <= _UNROLLED_TILES * _TILE or not _xla.on_cpu():
         return span, 1
     tile = max(_TILE, -(-span // (_MOST_TILES * _RUN)) * _RUN)
     return tile, -(-span // tile)
@@ -286,6 +299,16 @@ def _tiling(span: int) -> tuple[int, int]:
 def _tile_start(n: int, start, row, tile: int):
     # The last tile may be too long for the end of the vector: it then starts earlier.
     return jnp.minimum(start + row * tile, n - tile)
+
+
+def _tile(vector, start, size, row, tile: int):
+    """Magnitudes [tile] of a tile, and whether each belongs to the region and tile."""
+    first = start + row * tile
+    window = _tile_start(vector.size, start, row, tile)
+    values = jax.lax.dynamic_slice(vector, (window,), (tile,))
+    offset = jnp.arange(tile, dtype=jnp.int32)
+    inside = (offset >= first - window) & (offset < start + size - window)
+    return _magnitudes(values), inside
 
 
 def _scan_region(step, carry, vector, start, size, span: int):
@@ -297,12 +320,8 @@ def _scan_region(step, carry, vector, start, size, span: int):
 
     def visit(row, carry):
         row = jnp.asarray(row, jnp.int32)
-        first = start + row * tile
-        window = _tile_start(vector.size, start, row, tile)
-        values = jax.lax.dynamic_slice(vector, (window,), (tile,))
-        offset = jnp.arange(tile, dtype=jnp.int32)
-        inside = (offset >= first - window) & (offset < start + size - window)
-        return step(carry, row, jnp.where(inside, _magnitudes(values), jnp.nan))
+        magnitudes, inside = _tile(vector, start, size, row, tile)
+        return step(carry, row, jnp.where(inside, magnitudes, jnp.nan))
 
     if rows == 1:
         return visit(0, carry)
