@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
@@ -75,10 +75,14 @@ def by_worker(fun, **options):
     return (loss, *aux) if options.get("has_aux") else loss, rows
 
 
+by_vmap = functools.partial(everybody, by="vmap")
 both_views = pytest.mark.parametrize("view", [everybody, by_worker])
+all_views = pytest.mark.parametrize(
+    "view", [everybody, by_worker, by_vmap], ids=["jit", "shard_map", "vmap"]
+)
 
 
-@both_views
+@all_views
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_the_weighted_mean_of_all(view, microbatches):
     loss, rows = view(loss_fn, weighted=True, microbatches=microbatches)
@@ -115,7 +119,7 @@ def test_auxiliary_values(view, microbatches):
     np.testing.assert_array_equal(aux["first"], x[:, 0] if microbatches == 1 else x)
 
 
-@both_views
+@all_views
 def test_each_worker_has_a_key_of_its_own(view):
     def with_aux(params, batch):
         key = sparsejax.worker_key(jax.random.key(0))
@@ -123,6 +127,44 @@ def test_each_worker_has_a_key_of_its_own(view):
 
     (_, drawn), _ = view(with_aux, has_aux=True)
     assert len(set(np.asarray(drawn).tolist())) == WORKERS
+
+
+def test_a_model_that_names_the_whole_mesh():
+    """A `jax.shard_map` of the concrete mesh in the loss needs `by="vmap"`."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def loss(params, batch):
+        columns = P(None, "model")
+        hidden = jax.shard_map(
+            jnp.tanh, mesh=mesh, in_specs=columns, out_specs=columns, check_vma=False
+        )(batch @ params)
+        hidden = jax.lax.with_sharding_constraint(hidden, NamedSharding(mesh, columns))
+        return jnp.mean(hidden**2)
+
+    @functools.partial(jax.jit, static_argnames="by")
+    def step(params, batch, by):
+        value, grads = sparsejax.value_and_grad(loss, by=by)(params, batch)
+        return value, sparsejax.rows(grads).per_worker
+
+    params, batch = jnp.linspace(-1, 1, 24).reshape(6, 4), jnp.ones((8, 6))
+    batch = batch * jnp.arange(8)[:, None] / 8
+    with jax.set_mesh(mesh):
+        with pytest.raises(ValueError, match=r'axis \'data\' is manual.*by="vmap"'):
+            step(params, batch, by="shard_map")
+        value, rows = step(params, batch, by="vmap")
+        expected = jax.value_and_grad(lambda p: jnp.mean(jnp.tanh(batch @ p) ** 2))
+        wanted = expected(params)
+    np.testing.assert_allclose(value, wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(jnp.mean(rows, axis=0), wanted[1], atol=1e-6)
+    assert rows.sharding.spec[0] == "data"
+
+
+def test_views_that_do_not_exist():
+    with pytest.raises(ValueError, match=r'by=\'pmap\'; there are "shard_map" and'):
+        sparsejax.value_and_grad(plain_loss_fn, by="pmap")
+    explicit = jax.set_mesh(mesh_of(kind=AxisType.Explicit))
+    with explicit, pytest.raises(ValueError, match=r"axis_types=\(AxisType.Auto"):
+        sparsejax.value_and_grad(plain_loss_fn, by="vmap")(*data())
 
 
 def test_loops_from_constants_in_the_loss():

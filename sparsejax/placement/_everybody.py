@@ -15,6 +15,7 @@ from sparsejax._checks import path_name
 from sparsejax._workers import Workers, sharded_axes, spec_axes
 from sparsejax.placement._loss_program import constrained_axes, divides_by_all
 from sparsejax.placement._specs import SHARD_IN_ISLANDS
+from sparsejax.placement._vmapped import by_vmap
 
 
 def everybody(
@@ -24,6 +25,7 @@ def everybody(
     *,
     workers: Workers,
     batch_argnums: tuple[int, ...],
+    by: str = "shard_map",
 ) -> tuple[Any, Any, Any]:
     """`local`, which returns `(loss, aux, gradients)`, on each worker's part.
 
@@ -37,6 +39,7 @@ def everybody(
       kwargs: equal on all workers.
       workers: the axis, of the mesh that is set.
       batch_argnums: positions of the arguments that are split along their first axis.
+      by: "shard_map", or "vmap" for models that name the whole mesh.
 
     Returns:
       The mean loss Float[]; aux with a leading axis [w]; every gradient leaf as a
@@ -56,32 +59,36 @@ def everybody(
         _spread(a, workers) if split else a
         for a, split in zip(args, batches, strict=True)
     ]
-    axis = P(workers.axes)
     arrays, rest = _arrays((args, kwargs))
-    specs = ([axis if split else P() for split in batches], P())
 
     def run(arrays):
         args, kwargs = _joined(arrays, rest)
-        out = local(*args, **kwargs)
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
+        return jax.tree.map(jnp.asarray, local(*args, **kwargs))
 
-    mapped = jax.shard_map(
-        run,
-        in_specs=(specs,),
+    mapping = by_vmap if by == "vmap" else _by_shard_map
+    loss, aux, gradients = mapping(run, batches, workers)(arrays)
+    return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
+
+
+def _by_shard_map(run: Any, split: list[bool], workers: Workers) -> Any:
+    """`run` on each worker's part, with the results of all along a leading axis [w]."""
+    axis = P(workers.axes)
+    return jax.shard_map(
+        lambda arrays: jax.tree.map(lambda x: x[None], run(arrays)),
+        in_specs=(([axis if s else P() for s in split], P()),),
         out_specs=axis,
         axis_names=set(workers.axes),
         check_vma=False,
     )
-    loss, aux, gradients = mapped(arrays)
-    return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
 
 
 def looked_at(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
     """`fun`, traced once and looked at before it runs.
 
     Raises:
-      ValueError: from the function, if its loss is a local sum over a `psum`, or if it
-        constrains an array to be sharded over the workers' axis.
+      ValueError: from the function, if its loss is a local sum over a `psum`, if it
+        constrains an array to be sharded over the workers' axis, or if it opens a
+        `jax.shard_map` of the whole mesh where that axis is manual already.
     """
 
     def checked(*args, **kwargs):
@@ -92,7 +99,16 @@ def looked_at(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
             args, kwargs = _joined(treedef.unflatten(leaves), rest)
             return fun(*args, **kwargs)
 
-        program, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        try:
+            program, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        except ValueError as error:
+            if "context mesh" not in str(error):
+                raise
+            raise ValueError(
+                f"value_and_grad: the loss names the whole mesh, while the axis "
+                f"{workers.axis_name!r} is manual inside. Leave `mesh=` out of its "
+                f'`jax.shard_map`, or pass `by="vmap"` to `value_and_grad`.'
+            ) from error
         own = sorted(constrained_axes(program.jaxpr) & set(workers.axes))
         if own:
             raise ValueError(

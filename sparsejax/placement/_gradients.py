@@ -110,6 +110,7 @@ def value_and_grad(
     batch_argnums: int | Sequence[int] = 1,
     weighted: bool = False,
     microbatches: int = 1,
+    by: str = "shard_map",
 ) -> Callable[..., tuple[Any, Any]]:
     """`jax.value_and_grad` of each worker's own loss, not summed over workers.
 
@@ -129,6 +130,9 @@ def value_and_grad(
         the weighted mean over all workers; a weight of 0 is legal.
       microbatches: into how many parts a worker splits its part of the batch; they
         are computed one after another, which saves memory, and averaged.
+      by: how the loss runs on all workers where the axis is not bound. "vmap" is for
+        models that name the whole mesh, such as by a `jax.shard_map` of their own. It
+        needs automatic axes; for convolutions XLA gathers all workers' batches there.
 
     Returns:
       A function with the arguments of `fun` that returns `(loss, gradients)`, or
@@ -143,9 +147,10 @@ def value_and_grad(
     Raises:
       NameError: if the axis is neither bound nor one of the mesh that is set.
       TypeError: without positional arguments; if a weighted loss is not a pair.
-      ValueError: if the number of workers, or of microbatches, does not divide a batch;
-        if parameters are sharded over the workers' axis; for a loss that is divided by
-        a sum over the workers. Where the axis is bound: if the loss is typed as equal
+      ValueError: for a `by` of another name; if the number of workers, or of
+        microbatches, does not divide a batch; if parameters are sharded over the
+        workers' axis; for a loss that is divided by a sum over the workers, or that
+        names the whole mesh. Where the axis is bound: if the loss is typed as equal
         on all workers, since a `pmean` inside divides the gradients by the number
         of workers; or if it varies over axes that `axis_name` does not name.
 
@@ -165,6 +170,10 @@ def value_and_grad(
       >>> print(loss)
       9.0
     """
+    if by not in ("shard_map", "vmap"):
+        raise ValueError(
+            f'value_and_grad: by={by!r}; there are "shard_map" and "vmap".'
+        )
     workers = Workers(axis_name)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     batches = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
@@ -198,7 +207,7 @@ def value_and_grad(
             _check_loss(loss, [args[i] for i in chosen], workers)
         else:
             loss, aux, grads = everybody(
-                local, list(args), kwargs, workers=workers, batch_argnums=split
+                local, list(args), kwargs, workers=workers, batch_argnums=split, by=by
             )
         return ((loss, aux) if has_aux else loss), grads
 
