@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.pages import GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
+from tests.pages import EXISTING_CODE, GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
 
 # Checks that run at the end of a page's program.
 CHECKS = {
@@ -50,8 +50,10 @@ assert memory.per_worker.shape == (8, 4004)
     "sharded_models": "",
     "troubleshooting": "",
 }
-# MANY_HOSTS starts processes: see tests/test_processes.py.
-PROGRAMS = [page for page in (README, *GUIDES) if page != MANY_HOSTS]
+# MANY_HOSTS starts processes: see tests/test_processes.py. The loops of EXISTING_CODE
+# are complete programs: see tests/test_existing_code.py.
+OWN_TESTS = (MANY_HOSTS, EXISTING_CODE)
+PROGRAMS = [page for page in (README, *GUIDES) if page not in OWN_TESTS]
 
 
 def program(page):

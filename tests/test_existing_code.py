@@ -1,0 +1,78 @@
+"""The loops of the guide on existing code, before and after each diff."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.pages import EXISTING_CODE, ROOT, blocks
+
+DIFFS = re.findall(r"^```diff\n(.*?)^```", EXISTING_CODE.read_text(), re.DOTALL | re.M)
+# Lines that a diff adds, and the style of its loop; only the last has no state yet.
+STYLES = {"pmap": 4, "linen": 5, "nnx": 5, "by_hand": 6}
+
+_RUN = """
+import json, sys
+losses = []
+for text in json.load(sys.stdin):
+    names = {}
+    exec(text, names)
+    losses.append(names["losses"])
+print(json.dumps(losses))
+"""
+
+
+def changed(loop, diff):
+    """The loop after the diff; every hunk has to fit in one place."""
+    for hunk in re.split(r"^@@ @@\n", diff, flags=re.MULTILINE):
+        lines = hunk.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] != "+")
+        after = "".join(line[1:] for line in lines if line[0] != "-")
+        assert loop.count(before) == 1, before
+        loop = loop.replace(before, after)
+    return loop
+
+
+@functools.cache
+def losses():
+    """Of each style: of the loop, of the changed one, and of that with `dense()`."""
+    programs = []
+    for loop, diff in zip(blocks(EXISTING_CODE), DIFFS, strict=True):
+        sparse = changed(loop, diff)
+        programs += [loop, sparse, re.sub(r"exdyna\(0\.05(, )?", "dense(", sparse)]
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=json.dumps(programs),
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"{done.stdout}\n{done.stderr}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(STYLES, np.reshape(found, (len(STYLES), 3, -1)), strict=True))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_diff_makes_the_loop_sparse(style):
+    diff = DIFFS[list(STYLES).index(style)]
+    assert len(re.findall(r"^\+", diff, re.MULTILINE)) == STYLES[style]
+    before, sparse, dense = losses()[style]
+    np.testing.assert_allclose(dense, before, rtol=1e-5)
+    assert np.isfinite(sparse).all()
+    assert sparse[0] == pytest.approx(before[0], rel=1e-5)
+    assert abs(sparse[1:] - before[1:]).max() > 1e-4  # less was exchanged
