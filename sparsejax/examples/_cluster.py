@@ -43,11 +43,15 @@ def _end_at_once(*error) -> None:
     os._exit(1)  # a normal exit of jax waits for the other processes
 
 
-def make_mesh(workers: int | None) -> jax.sharding.Mesh:
-    """A mesh of one axis, "data".
+def make_mesh(
+    workers: int | None, axes: tuple[str, ...] = ("data",)
+) -> jax.sharding.Mesh:
+    """A mesh of the devices.
 
     Args:
       workers: the number of devices to use; None for all.
+      axes: their names; all but the first have two devices each where that divides
+        the number, and one otherwise.
 
     Raises:
       ValueError: if there are fewer devices than workers, or if devices of other
@@ -67,8 +71,18 @@ def make_mesh(workers: int | None) -> jax.sharding.Mesh:
             f"option out."
         )
     return jax.make_mesh(
-        (count,),
-        ("data",),
-        axis_types=(jax.sharding.AxisType.Auto,),
+        _shape(count, len(axes)),
+        axes,
+        axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
         devices=devices[:count],
     )
+
+
+def _shape(count: int, axes: int) -> tuple[int, ...]:
+    """Twos from the last axis on while two workers remain; the rest are workers."""
+    others: list[int] = []
+    for _ in range(axes - 1):
+        halves = count % 4 == 0
+        others.insert(0, 2 if halves else 1)
+        count = count // 2 if halves else count
+    return (count, *others)

@@ -14,7 +14,15 @@ import tqdm
 import sparsejax
 from sparsejax.examples import _cluster
 from sparsejax.examples._table import Row, format_table, to_json
-from sparsejax.examples._training import RECIPES, Metrics, Recipe, Run, Task, Trainer
+from sparsejax.examples._training import (
+    RECIPES,
+    Metrics,
+    Recipe,
+    Run,
+    Task,
+    Trainer,
+    place,
+)
 
 _DEFAULT_WORKERS = 8
 # Steps between two losses on the progress bar: to read a loss, it waits for the device.
@@ -50,11 +58,11 @@ def main(
             name: recipes[name].build(options.density) for name in options.recipe
         }
         _cluster.connect(options.workers or _DEFAULT_WORKERS)
-        mesh = _cluster.make_mesh(options.workers)
+        task = make_task()
+        mesh = _cluster.make_mesh(options.workers, task.placement.axes)
     except ValueError as error:
         parser.error(str(error))
 
-    task = make_task()
     runs = len(exchanges) * options.seeds
     # disable=None hides the bar if stderr is not a terminal.
     quiet = options.quiet or jax.process_index() > 0 or None
@@ -66,12 +74,15 @@ def main(
             if not bar.disable and bar.n % _SHOW_LOSS_EVERY == 0:
                 bar.set_postfix(loss=f"{float(metrics.loss):.3f}")
 
-        params = task.init(0)
+        params = place(task.init(0), task.placement, mesh)
+        axis = task.placement.axis_name
+        workers = mesh.shape[axis]
+        dense = sparsejax.dense(axis_name=axis)
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-        dense_bytes = _bytes_per_step(sparsejax.dense(), params, mesh)[1]
+        dense_bytes = _bytes_per_step(dense, params, workers, axis)[1]
         for name, exchange in exchanges.items():
             trainer = Trainer(task, exchange, mesh, options.steps)
-            least, most = _bytes_per_step(exchange, params, mesh)
+            least, most = _bytes_per_step(exchange, params, workers, axis)
             for seed in range(options.seeds):
                 bar.set_description(f"{name}, seed {seed}")
                 run = trainer.run(seed, on_step)
@@ -84,7 +95,7 @@ def main(
     if jax.process_index() > 0:
         return
     print(
-        f"{task.name}: {size:,} parameters, {mesh.size} workers "
+        f"{task.name}: {size:,} parameters, {workers} workers "
         f"({jax.devices()[0].platform}), {options.steps} steps, "
         f"mean of {options.seeds} seed{'s' if options.seeds > 1 else ''}\n\n"
         f"{format_table(rows)}"
@@ -132,9 +143,9 @@ def _recipes(recipes: dict[str, Recipe], text: str) -> list[str]:
     return names
 
 
-def _bytes_per_step(exchange, params, mesh: jax.sharding.Mesh) -> tuple[float, float]:
+def _bytes_per_step(exchange, params, workers: int, axis: str) -> tuple[float, float]:
     """The bytes of the cheapest step, and of the most expensive step."""
-    moved = sparsejax.wire_bytes(exchange, params, workers=mesh.size)
+    moved = sparsejax.wire_bytes(exchange, params, workers=workers, axis_name=axis)
     return moved.least, moved.total
 
 

@@ -57,6 +57,22 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+class Placement(NamedTuple):
+    """How a task lies on the devices.
+
+    Attributes:
+      axes: of the mesh. All but the first have two devices where there are enough.
+      specs: a tree of `PartitionSpec`s as the parameters, or one for all.
+      axis_name: the axis of the workers.
+      batch: how the first axis of a batch is sharded.
+    """
+
+    axes: tuple[str, ...] = ("data",)
+    specs: Any = PartitionSpec()
+    axis_name: str = "data"
+    batch: PartitionSpec = PartitionSpec("data")
+
+
 class Task(NamedTuple):
     """A model, its data and its loss.
 
@@ -70,6 +86,7 @@ class Task(NamedTuple):
         the number of workers.
       accuracy: params -> test accuracy in [0, 1].
       optimizer: steps -> the transformation after the exchange.
+      placement: the axes of the mesh, and what is sharded over them.
     """
 
     name: str
@@ -79,6 +96,7 @@ class Task(NamedTuple):
     batch_size: int
     accuracy: Callable[[Params], float]
     optimizer: Callable[[int], optax.GradientTransformation]
+    placement: Placement = Placement()
 
 
 class Run(NamedTuple):
@@ -127,9 +145,8 @@ class Trainer:
     ):
         self.task, self.mesh, self.steps = task, mesh, steps
         self.tx = optax.chain(exchange, task.optimizer(steps))
-        self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._per_worker = NamedSharding(mesh, PartitionSpec("data"))
-        self._step = _make_step(self.tx, task.loss)
+        self._per_worker = NamedSharding(mesh, task.placement.batch)
+        self._step = _make_step(self.tx, task.loss, task.placement.axis_name)
 
     def run(self, seed: int, on_step: Callable[[Metrics], None]) -> Run:
         """Trains from the initial parameters of `seed`."""
@@ -151,16 +168,21 @@ class Trainer:
         timed = seconds[min(_WARM_UP, self.steps - 1) :]
         metrics = jax.tree.map(lambda *x: np.asarray(x), *jax.device_get(logged))
         return Run(
-            # Every device has the parameters, so one device can test.
-            self.task.accuracy(jax.tree.map(lambda p: p.addressable_data(0), params)),
+            self._accuracy(params),
             metrics.loss,
             metrics.density,
             float(metrics.overflow.mean()),
             1e3 * statistics.median(timed),
         )
 
+    def _accuracy(self, params: Params) -> float:
+        if self.task.placement.specs == PartitionSpec():
+            # Every device has the parameters, so one device can test.
+            params = jax.tree.map(lambda p: p.addressable_data(0), params)
+        return self.task.accuracy(params)
+
     def _init(self, seed: int) -> tuple[Params, optax.OptState]:
-        params = jax.device_put(self.task.init(seed), self._replicated)
+        params = place(self.task.init(seed), self.task.placement, self.mesh)
         return params, sparsejax.init(self.tx, params, self.mesh)
 
     def _place(self, rows: np.ndarray) -> Array:
@@ -171,15 +193,29 @@ class Trainer:
         )
 
 
+def place(params: Params, placement: Placement, mesh: jax.sharding.Mesh) -> Params:
+    """The parameters on the devices of the mesh."""
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        placement.specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+    return jax.device_put(params, shardings)
+
+
 def _make_step(
-    tx: optax.GradientTransformation, loss: Callable[[Params, Batch], Float[Array, ""]]
+    tx: optax.GradientTransformation,
+    loss: Callable[[Params, Batch], Float[Array, ""]],
+    axis_name: str,
 ) -> Callable[..., Any]:
     """The step of all workers: (params, opt_state, batch) -> (..., Metrics)."""
 
     # Donated, the residual is updated in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, opt_state, batch):
-        value, grads = sparsejax.value_and_grad(loss)(params, batch)
+        value, grads = sparsejax.value_and_grad(loss, axis_name=axis_name)(
+            params, batch
+        )
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         return params, opt_state, Metrics(value, *_exchanged(opt_state, params))

@@ -59,7 +59,7 @@ RECIPES = {
 }
 
 
-def _read() -> tuple[list[np.ndarray], int]:
+def read() -> tuple[list[np.ndarray], int]:
     """All texts as word numbers, in the order of their names; the number of words."""
     texts = [topics.topics[name] for name in sorted(topics.topics)]
     words = [re.findall(r"[a-z_]+|[0-9]+|[^\sa-z0-9_]", t.lower()) for t in texts]
@@ -91,7 +91,7 @@ def logits(params, contexts):
 
 def make_task() -> Task:
     """The help texts, split once: seeds change the parameters and the batches."""
-    texts, words = _read()
+    texts, words = read()
     train = _windows([t for i, t in enumerate(texts) if i % _HELD_OUT])
     test = _windows(texts[::_HELD_OUT])
 
