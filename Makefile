@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := sparsejax tests
 
-.PHONY: demo test pytest lint format docs clean
+.PHONY: demo test pytest lint format docs gpu-check clean
 
 # `make demo RECIPE=all` compares all of them.
 RECIPE ?= dense,exdyna,micro
@@ -33,6 +33,18 @@ format: $(READY)
 docs: $(READY)  ## Builds the pages in build/site.
 	$(BIN)/python -m mkdocs build --strict
 
+# The compiler for GPUs needs no GPU. It belongs to an environment of its own, since jax
+# would look for a device wherever the plugin is installed.
+GPU := .venv-gpu
+
+gpu-check: $(GPU)/.ready  ## Compiles every recipe for eight H100, and prints one table.
+	JAX_PLATFORMS=cpu $(GPU)/bin/python -m sparsejax.bench.gpu_check $(GPU_ARGS)
+
+$(GPU)/.ready: pyproject.toml
+	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install --quiet --editable '.[examples,gpu-check]'
+	touch $@
+
 # Installed again whenever the requirements change.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,4 +52,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(GPU) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

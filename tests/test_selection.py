@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsejax import _xla
-from sparsejax.vectors import _selection
-from sparsejax.vectors._selection import compact, count_in, muldiv, select_in
+from sparsejax.vectors import _regions
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._division import muldiv
+from sparsejax.vectors._selection import compact, select_in
 
 P = jax.sharding.PartitionSpec
 INT_MAX = 2**31 - 1
@@ -29,7 +31,7 @@ def _strict_and_small_tiles():
         jax.numpy_dtype_promotion("strict"),
         jax.numpy_rank_promotion("raise"),
     ):
-        patch.setattr(_selection, "_TILE", 128)
+        patch.setattr(_regions, "_TILE", 128)
         yield
 
 
@@ -165,6 +167,16 @@ def test_select_in_and_count_in(n, span, capacity, dtype, platform):
     check()
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_nan_does_not_reach_a_constant_zero(platform):
+    """XLA replaces `|x| >= 0` by true where it sees the zero."""
+    vector = jnp.tile(jnp.array([3.0, np.nan, 0.0, -2.0]), 300)
+    whole = jax.jit(lambda x: compact(x, 0.0, capacity=1200)[1])
+    part = jax.jit(lambda x: count_in(x, 0, 1000, jnp.zeros(1), span=1000)[0])
+    with _xla.traced_for(platform):
+        assert (whole(vector), part(vector)) == (900, 750)
+
+
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 16])
 def test_count_in_takes_any_number_of_thresholds(count):
     vector = np.random.default_rng(0).normal(size=1000).astype(np.float32)
@@ -201,14 +213,14 @@ def test_a_cut_is_evenly_strided():
 @pytest.mark.parametrize("most", [2, 64])
 def test_work_follows_the_size_and_not_the_span(monkeypatch, most):
     visits = []
-    magnitudes = _selection._magnitudes
+    magnitudes = _regions.magnitudes_of
 
     def observed(x):
         jax.debug.callback(lambda: visits.append(x.size))
         return magnitudes(x)
 
-    monkeypatch.setattr(_selection, "_magnitudes", observed)
-    monkeypatch.setattr(_selection, "_MOST_TILES", most)
+    monkeypatch.setattr(_regions, "magnitudes_of", observed)
+    monkeypatch.setattr(_regions, "_MOST_TILES", most)
     tile = {2: 1024, 64: 128}[most]
     vector = np.ones(2000, np.float32)
     functions = (

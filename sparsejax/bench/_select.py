@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax.bench._timing import interleaved_medians
-from sparsejax.vectors._selection import compact, count_in, select_in
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._selection import compact, select_in
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -48,7 +48,7 @@ class _Training:
 
     def __init__(self, name: str, mesh: jax.sharding.Mesh, density: float):
         place = functools.partial(NamedSharding, mesh)
-        self.params = jax.jit(_init, out_shardings=place(P()))()
+        self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
         if name == NO_EXCHANGE:
             # Each worker trains alone. Its parameters are typed per worker, so nothing
@@ -74,7 +74,7 @@ class _Training:
 
         def step(params, state, batch):
             mine = jax.tree.map(lambda p: p[0], params) if alone else params
-            _, grads = sparsejax.value_and_grad(_loss)(mine, batch)
+            _, grads = sparsejax.value_and_grad(loss)(mine, batch)
             updates, state = tx.update(grads, state, mine)
             new = optax.apply_updates(mine, updates)
             return jax.tree.map(lambda p: p[None], new) if alone else new, state
@@ -101,7 +101,7 @@ class _Training:
         return float(jax.device_get(found[0].density)) if found else 0.0
 
 
-def _init() -> list[jax.Array]:
+def init() -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), len(SIZES) - 1)
     return [
         jax.random.normal(key, shape) / jnp.sqrt(float(shape[0]))
@@ -109,7 +109,7 @@ def _init() -> list[jax.Array]:
     ]
 
 
-def _loss(params, x):
+def loss(params, x):
     y = x
     for i, weights in enumerate(params):
         y = y @ weights

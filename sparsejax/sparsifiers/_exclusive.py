@@ -11,7 +11,8 @@ from sparsejax._checks import check_capacity, check_part
 from sparsejax.parts import Choice, Partition, Sparsifier, ThresholdRule, Window
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
-from sparsejax.vectors._selection import count_in, select_in
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._selection import select_in
 
 # A part that moves may grow to nearly the whole vector. If that is more than this many
 # coordinates, steps in which no part exceeds twice the average size take a branch of

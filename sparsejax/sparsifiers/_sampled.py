@@ -12,7 +12,9 @@ from sparsejax._checks import check_capacity, check_density
 from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import slot_count, target_count
-from sparsejax.vectors._selection import compact, count_in, muldiv
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._division import muldiv
+from sparsejax.vectors._selection import compact
 
 # As published, the sample is 1 %. It grows until 100 of its magnitudes are expected
 # above the threshold, which makes the count accurate to a tenth (1/sqrt(100)).

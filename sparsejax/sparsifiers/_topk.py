@@ -9,7 +9,8 @@ from sparsejax._checks import check_capacity
 from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
-from sparsejax.vectors._selection import count_in, select_in
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._selection import select_in
 
 
 def topk(

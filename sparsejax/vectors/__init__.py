@@ -1,8 +1,10 @@
 """Selection and messages of one worker's vector, for any method and any mesh."""
 
 from sparsejax.vectors._codec import decode_indices, encode_indices, pack, unpack
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._regions import fold
 from sparsejax.vectors._rounding import round_to
-from sparsejax.vectors._selection import compact, count_in, fold, select_in
+from sparsejax.vectors._selection import compact, select_in
 
 __all__ = [
     "compact",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sparsejax.vectors._selection import fold
+from sparsejax.vectors._regions import fold
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float

@@ -15,7 +15,8 @@ from sparsejax.parts import Choice, Sparsifier, Window
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._layers._shares import allocate, cut, rounded
 from sparsejax.sparsifiers._target import slot_count, target_count
-from sparsejax.vectors._selection import count_in, select_in
+from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._selection import select_in
 
 # A norm whose square overflows is infinite. Norms are clipped to this, so their sum is
 # finite.

@@ -1,0 +1,187 @@
+"""The cost of a program compiled for a GPU, read from its text.
+
+The text has one instruction per kernel, so it tells how many kernels a step launches,
+how many bytes they move, and where the device waits for the host.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_BITS = {"pred": 8, "bf16": 16}
+# Instructions that launch no kernel.
+_FREE = {
+    "parameter",
+    "constant",
+    "bitcast",
+    "get-tuple-element",
+    "tuple",
+    "partition-id",
+    "replica-id",
+    "after-all",
+    "opt-barrier",
+}
+# Inside a kernel these pass a value on.
+_TRANSPARENT = {"bitcast", "copy", "convert", "reshape", "transpose"}
+# These read as much of their first operand as they return.
+_READERS = {"dynamic-slice", "slice", "gather"}
+# These write as much into their first operand as the operand at this place holds.
+_WRITERS = {"dynamic-update-slice": 1, "scatter": -1}
+
+
+class Cost(NamedTuple):
+    """What a run of a program costs.
+
+    Attributes:
+      moved: bytes read and written by kernels.
+      kernels: launched.
+      host_loops: loops whose trip count the compiler does not know. The device waits
+        for the host in each turn.
+      conditionals: branches. The device waits for the host once in each of them.
+      sorts: kernels, or calls of a library, that sort.
+    """
+
+    moved: float = 0.0
+    kernels: int = 0
+    host_loops: int = 0
+    conditionals: int = 0
+    sorts: int = 0
+
+    def plus(self, other: Cost, times: int = 1) -> Cost:
+        return Cost(
+            self.moved + times * other.moved,
+            *(a + times * b for a, b in zip(self[1:], other[1:], strict=True)),
+        )
+
+
+class _Instruction(NamedTuple):
+    name: str
+    size: int
+    kind: str
+    operands: list[str]
+    line: str
+
+
+def cost_of(text: str) -> Cost:
+    """The cost of one run of an optimised HLO module for a GPU.
+
+    Of a conditional the branch that moves the fewest bytes counts: the usual one.
+    """
+    program = _Program(text)
+    return program.cost(program.entry)
+
+
+def size_of(shape: str) -> int:
+    """Bytes of a shape, or of all shapes of a tuple."""
+    return sum(
+        math.prod(int(d) for d in dims.split(",") if d) * _bits(kind) // 8
+        for kind, dims in _SHAPE.findall(shape)
+    )
+
+
+def _bits(kind: str) -> int:
+    return _BITS.get(kind) or int(re.sub(r"\D", "", kind) or 0)
+
+
+class _Program:
+    def __init__(self, text: str):
+        self.bodies: dict[str, list[_Instruction]] = collections.defaultdict(list)
+        self.entry = name = ""
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                name = head[2]
+                self.entry = name if head[1] else self.entry
+            elif name and (found := _LINE.match(line)):
+                own, shape, kind, rest = found.groups()
+                if kind.endswith("-start"):  # operands and results
+                    shape = re.split(r"[)}], ", shape)[-1]
+                operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+                self.bodies[name].append(
+                    _Instruction(own, size_of(shape), kind, operands, line)
+                )
+
+    @functools.cache  # noqa: B019  A program lives as long as one table row.
+    def cost(self, name: str) -> Cost:
+        total = Cost()
+        sizes = {x.name: x.size for x in self.bodies[name]}
+        for x in self.bodies[name]:
+            total = total.plus(self._one(x, sizes))
+        return total
+
+    def _one(self, x: _Instruction, sizes: dict[str, int]) -> Cost:
+        if x.kind in _FREE or x.kind.endswith("-done"):
+            return Cost()
+        called = list(self._called(x))
+        if x.kind == "while":
+            trips = re.search(r"known_trip_count[^\d]*(\d+)", x.line)
+            unknown = Cost(host_loops=int(not trips))
+            return unknown.plus(self.cost(called[-1]), int(trips[1]) if trips else 1)
+        if x.kind == "conditional":
+            usual = min(map(self.cost, called), key=lambda cost: cost.moved)
+            return usual.plus(Cost(conditionals=1))
+        if x.kind == "call":
+            return self.cost(called[0])
+        if x.kind == "fusion":
+            moved = self._fused(called[0], [sizes.get(y, 0) for y in x.operands])
+        else:
+            moved = x.size + sum(sizes.get(y, 0) for y in x.operands)
+        sorts = x.kind == "sort" or "cub" in x.line.split("metadata=")[0].lower()
+        return Cost(moved, 1, sorts=int(sorts and x.kind in ("sort", "custom-call")))
+
+    def _called(self, x: _Instruction) -> Iterator[str]:
+        """The computations that an instruction runs; of a loop the body comes last."""
+        for key in ("calls", "to_apply", "condition", "body"):
+            if found := re.search(rf"\b{key}=%?([\w.\-]+)", x.line):
+                yield found[1]
+        if found := re.search(r"branch_computations=\{(.*?)\}", x.line):
+            yield from re.findall(r"%?([\w.\-]+)", found[1])
+        yield from re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", x.line)
+
+    def _fused(self, name: str, operands: list[int]) -> float:
+        """Bytes of one kernel: slices, gathers and scatters move what they touch."""
+        body = {x.name: x for x in self.bodies[name]}
+        users = collections.defaultdict(list)
+        for x in body.values():
+            for y in x.operands:
+                users[y].append(x)
+
+        def readers(value):
+            for x in users[value]:
+                if x.kind in _TRANSPARENT:
+                    yield from readers(x.name)
+                else:
+                    yield x, x.operands[0] == value
+
+        def read(parameter, size):
+            uses = list(readers(parameter))
+            if not uses or not all(first for _, first in uses):
+                return size
+            if not all(x.kind in _READERS or x.kind in _WRITERS for x, _ in uses):
+                return size
+            # A written value is not read: the kernel works in place.
+            return min(size, sum(x.size for x, _ in uses if x.kind in _READERS))
+
+        def written(value):
+            x = body[value]
+            while x.kind in _TRANSPARENT and x.operands[0] in body:
+                x = body[x.operands[0]]
+            if x.kind in _WRITERS:
+                return 2 * body[x.operands[_WRITERS[x.kind]]].size
+            return body[value].size
+
+        root = next(x for x in body.values() if x.line.lstrip().startswith("ROOT"))
+        outputs = root.operands if root.kind == "tuple" else [root.name]
+        total = float(sum(map(written, outputs)))
+        for x in body.values():
+            if x.kind == "parameter":
+                place = x.line.split("parameter(")[1].split(")")[0]
+                total += read(x.name, operands[int(place)])
+        return total

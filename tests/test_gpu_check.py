@@ -1,0 +1,97 @@
+"""Programs for GPUs: the reader of their text, and the bounds that they keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsejax.bench import gpu_check
+from sparsejax.bench._gpu_program import cost_of, size_of
+from sparsejax.examples._training import RECIPES
+
+TEXT = """HloModule step
+
+%fused_gather (a: f32[1000], b: s32[10]) -> f32[10] {
+  %a = f32[1000]{0} parameter(0)
+  %b = s32[10]{0} parameter(1)
+  %c = f32[1000]{0} bitcast(%a)
+  ROOT %d = f32[10]{0} gather(%c, %b), offset_dims={}
+}
+
+%fused_insert (a: f32[1000], b: f32[10], c: s32[]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %d = f32[1000]{0} dynamic-update-slice(%a, %b, %c)
+}
+
+%body (p: (f32[10])) -> (f32[10]) {
+  %p = (f32[10]{0}) parameter(0)
+  %q = f32[10]{0} get-tuple-element(%p), index=0
+  %r = f32[10]{0} negate(%q)
+  ROOT %s = (f32[10]{0}) tuple(%r)
+}
+
+%condition (p: (f32[10])) -> pred[] {
+  %p = (f32[10]{0}) parameter(0)
+  ROOT %t = pred[] constant(true)
+}
+
+%cheap (x: f32[10]) -> f32[10] {
+  ROOT %x = f32[10]{0} parameter(0)
+}
+
+%costly (x: f32[10]) -> f32[10] {
+  %x = f32[10]{0} parameter(0)
+  ROOT %y = f32[10]{0} sort(%x), dimensions={0}
+}
+
+ENTRY %main (a: f32[1000], b: s32[10], c: s32[]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = s32[10]{0} parameter(1)
+  %c = s32[] parameter(2)
+  %g = f32[10]{0} fusion(%a, %b), kind=kLoop, calls=%fused_gather
+  %t = (f32[10]{0}) tuple(%g)
+  LOOP
+  %h = f32[10]{0} get-tuple-element(%w), index=0
+  %k = f32[10]{0} conditional(%c, %h, %h), branch_computations={%cheap, %costly}
+  ROOT %i = f32[1000]{0} fusion(%a, %k, %c), kind=kLoop, calls=%fused_insert
+}
+"""
+LOOP = "%w = (f32[10]{0}) while(%t), condition=%condition, body=%body"
+KNOWN = ', backend_config={"known_trip_count":{"n":"3"}}'
+
+
+def test_sizes():
+    assert size_of("(f32[10,2]{1,0}, bf16[3]{0}, pred[7]{0}, s32[])") == 80 + 6 + 7 + 4
+
+
+def test_kernels_move_the_slices_that_they_touch():
+    cost = cost_of(TEXT.replace("LOOP", LOOP + KNOWN))
+    gather, negate, insert = 40 + 40 + 40, 40 + 40, 2 * 40 + 40 + 4
+    assert cost.moved == gather + 3 * negate + insert
+    assert cost == (cost.moved, 5, 0, 1, 0)
+
+
+def test_loops_whose_trip_count_is_unknown_wait_for_the_host():
+    cost = cost_of(TEXT.replace("LOOP", LOOP))
+    assert (cost.host_loops, cost.kernels) == (1, 3)
+
+
+def _mesh():
+    try:
+        return gpu_check.gpu_mesh(8)
+    except Exception as error:
+        if "cuda" in str(error) or "topology" in str(error):
+            pytest.skip("the compiler for GPUs is not installed: `make gpu-check`")
+        raise
+
+
+@pytest.mark.parametrize("name", ["exdyna", "micro", "topk"])
+def test_bounds(name):
+    """1e8 coordinates on eight H100."""
+    row = gpu_check.check(RECIPES[name].build(0.01), _mesh(), 100_000_000)
+    assert row["host_loops"] == row["sorts"] == 0
+    assert row["conditionals"] == (name == "exdyna")  # parts beyond the usual size
+    assert row["passes"] <= {"exdyna": 9.3, "micro": 9.0, "topk": 17}[name]
+    assert row["kernels"] <= (160 if name == "topk" else 90)
+    assert row["temporaries"] <= (1.65 if name == "topk" else 1.1)
