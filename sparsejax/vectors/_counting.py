@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from sparsejax import _xla
-from sparsejax.vectors._regions import RUN, alike, reach, read_tile, scan_region
+from sparsejax.vectors._regions import RUN, alike, read_tile, scan_region
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int, Int32
@@ -50,9 +50,9 @@ def count_in(
     if not _xla.on_cpu():
         # Without a barrier XLA would write the part of the vector that the passes of a
         # search share to memory.
-        start = _xla.after(start, thresholds)
+        start, thresholds = _xla.computed_once((start, thresholds))
         values, inside = read_tile(vector, start, size, jnp.int32(0), span)
-        return _counts_at_once(values, inside, thresholds)
+        return _counts_at_once(jnp.abs(values), inside, thresholds)
 
     def add(counts, row, magnitudes):
         return counts + _counts(magnitudes, [thresholds[t] for t in range(count)])
@@ -86,22 +86,24 @@ def _counts(
 
 
 def _counts_at_once(
-    values: Float[Array, " m"],
+    magnitudes: Float[Array, " m"],
     inside: Bool[Array, " m"],
     thresholds: Float[Array, " t"],
 ) -> Int32[Array, " t"]:
-    """`_counts` of the values `inside`: one read for any number of thresholds.
+    """`_counts` of the magnitudes `inside`: one read for any number of thresholds.
 
     XLA:GPU computes all sums over the same runs in one kernel. It would write masked
     magnitudes to memory first, so the flags are masked.
     """
-    rest = -values.size % RUN
-    runs, inside = (jnp.pad(x, (0, rest)).reshape(-1, RUN) for x in (values, inside))
+    rest = -magnitudes.size % RUN
+    runs, inside = (
+        jnp.pad(x, (0, rest)).reshape(-1, RUN) for x in (magnitudes, inside)
+    )
     words = []
     for group in range(0, thresholds.size, 4):
         fields = jnp.zeros(runs.shape, jnp.uint32)
         for j in range(min(4, thresholds.size - group)):
-            reached = reach(runs, thresholds[group + j]) & inside
+            reached = (runs >= thresholds[group + j]) & inside
             fields = fields | (reached.astype(jnp.uint32) << (8 * j))
         words.append(jnp.sum(fields, axis=1, dtype=jnp.uint32))
     shifts = jnp.arange(0, 32, 8, dtype=jnp.uint32)[None, :, None]

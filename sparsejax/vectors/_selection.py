@@ -93,9 +93,10 @@ def select_in(
         return jax.lax.dynamic_update_slice(words, packed, (row * tile_words,))
 
     if not _xla.on_cpu() and span:
-        start = _xla.after(start, threshold)
+        # As in `count_in`; and XLA takes NaN to reach a 0 that it sees.
+        start, threshold = _xla.computed_once((start, threshold))
         values, inside = read_tile(vector, start, size, jnp.int32(0), span)
-        words = _bits.pack(reach(values, threshold) & inside)
+        words = _bits.pack((jnp.abs(values) >= threshold) & inside)
     elif span:
         words = scan_region(insert, words, vector, start, size, span)
 
