@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sparsejax._checks import path_name
 from sparsejax._layout import Layout
@@ -41,6 +42,23 @@ def enter(
     _check_whole("update", updates, workers)
     _check_local(updates, workers, state)
     return layout, drop_worker_axis(state, workers)
+
+
+def refuse_wide(layout: Layout) -> None:
+    """Raises TypeError for float64 gradients: vectors and residuals are float32."""
+    wide = [
+        f"`{path or '(root)'}`"
+        for (path, _), dtype in zip(layout.leaves, layout.dtypes, strict=True)
+        if dtype == jnp.float64
+    ]
+    if wide:
+        raise TypeError(
+            f"update: the gradients {', '.join(wide)} are float64, and this method "
+            f"accumulates and sends float32: the other bits would be lost. Cast them "
+            f"in front of the recipe, `sparsejax.per_worker(optax.stateless(lambda "
+            f"grads, _: optax.tree.cast(grads, 'float32')))`, make the parameters "
+            f"float32, or use `sparsejax.dense()`, which averages in float64."
+        )
 
 
 def _check_made(state: Any, expected: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sparsejax import _xla
 
@@ -34,27 +35,30 @@ class Gradient:
         row too: a reshape in the kernel that adds them would keep XLA from overwriting
         the residual.
       n: static, the number of coordinates.
+      dtype: static, of the vector.
     """
 
     rows: list[Float[Array, "1 m"]]
     n: int
+    dtype: np.dtype
 
     @classmethod
     def of(cls, tree: Any, layout: Layout, kept: Any) -> Self:
         """The gradient `tree`, to be added to the residual `kept`."""
-        return cls(_prepare(layout.rows(tree), kept), layout.n)
+        rows = _prepare(layout.rows(tree), kept, layout.dtype)
+        return cls(rows, layout.n, layout.dtype)
 
     @functools.cached_property
     def broken(self) -> Bool[Array, ""]:
         """Bool[]: whether a coordinate, or the sum of them all, is not finite."""
         # The sum is not finite if any coordinate is not. `max` is no alternative: on
         # XLA:CPU a maximum can lose NaN.
-        total = sum(jnp.sum(row, dtype=jnp.float32) for row in self.rows)
+        total = sum(jnp.sum(row, dtype=self.dtype) for row in self.rows)
         return jnp.logical_not(jnp.isfinite(total))
 
     def mean_square(self, skip: Bool[Array, ""] | bool) -> Float[Array, ""]:
         """Float[]: the mean of the squared coordinates, 0 if `skip`."""
-        square = sum(jnp.sum(jnp.square(_wide(row))) for row in self.rows)
+        square = sum(jnp.sum(jnp.square(row.astype(self.dtype))) for row in self.rows)
         # Zero the scalar: masking the rows would copy them.
         return jnp.where(skip, 0.0, square / max(self.n, 1))
 
@@ -81,7 +85,7 @@ class Gradient:
         """
 
         def add(row, kept):
-            both = memory.accumulate(jnp.where(skip, 0.0, _wide(row)), kept)
+            both = memory.accumulate(jnp.where(skip, 0.0, row.astype(self.dtype)), kept)
             return jax.tree.map(lambda x: jnp.clip(x, -bound, bound), both)
 
         if len(self.rows) == 1:
@@ -91,19 +95,17 @@ class Gradient:
         return jax.tree.map(lambda row: row[0], both)
 
 
-def _wide(row: Float[Array, "1 m"]) -> Float[Array, "1 m"]:
-    return row.astype(jnp.float32)
-
-
-def _join(rows: list[Float[Array, "1 m"]]) -> Float[Array, "1 n"]:
-    """All rows, concatenated as float32."""
+def _join(rows: list[Float[Array, "1 m"]], dtype: np.dtype) -> Float[Array, "1 n"]:
+    """All rows, concatenated as `dtype`."""
     # The result is a row, like the residual: if a reshape follows, XLA:CPU before jax
     # 0.11 concatenates twice.
-    rows = [_wide(row) for row in rows]
-    return jnp.concatenate(rows, axis=1) if rows else jnp.zeros((1, 0), jnp.float32)
+    rows = [row.astype(dtype) for row in rows]
+    return jnp.concatenate(rows, axis=1) if rows else jnp.zeros((1, 0), dtype)
 
 
-def _prepare(rows: list[Float[Array, "1 m"]], kept: Any) -> list[Float[Array, "1 m"]]:
+def _prepare(
+    rows: list[Float[Array, "1 m"]], kept: Any, dtype: np.dtype
+) -> list[Float[Array, "1 m"]]:
     """The rows to add: usually one, joined from all.
 
     On CPU, fresh memory costs a page fault for every 4 KiB. There large leaves are not
@@ -117,15 +119,15 @@ def _prepare(rows: list[Float[Array, "1 m"]], kept: Any) -> list[Float[Array, "1
         and bool(jax.tree.leaves(kept))
     )
     if not by_piece:
-        return [_xla.computed_once(_join(rows))]
+        return [_xla.computed_once(_join(rows, dtype))]
     prepared, small = [], []
     for row in rows:
         if row.size < _PIECE:
             small.append(row)
             continue
-        prepared += [_join(small), row] if small else [row]
+        prepared += [_join(small, dtype), row] if small else [row]
         small = []
-    return [*prepared, _join(small)] if small else prepared
+    return [*prepared, _join(small, dtype)] if small else prepared
 
 
 def _add_whole(

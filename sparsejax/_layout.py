@@ -1,4 +1,4 @@
-"""A static map between a pytree of gradients and one flat float32 vector."""
+"""A static map between a pytree of gradients and one flat vector."""
 
 from __future__ import annotations
 
@@ -186,6 +186,12 @@ class Layout:
             if size
         ]
         return math.gcd(*rows) or 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the vector: float64 if a leaf is float64, else float32."""
+        wide = np.dtype(np.float64)
+        return wide if wide in self.dtypes else np.dtype(np.float32)
 
     @property
     def exact(self) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -68,6 +69,13 @@ class _Parts:
         """A name for the method: states of methods with another name are refused."""
         # No densities and capacities: they may change from one run to the next.
         return f"{self.sparsifier.support} choices through `{self.exchange.name}`"
+
+    @property
+    def wide(self) -> bool:
+        """Whether the method keeps all bits of float64 gradients."""
+        kept = jax.tree.leaves(jax.eval_shape(lambda: self.memory.init(1)))
+        everything = self.sparsifier.support == "everything"
+        return self.exchange.wide and everything and not kept
 
 
 def sparsify(
@@ -137,6 +145,8 @@ def sparsify(
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         layout, local = _entry.enter(updates, state, workers, first)
+        if not parts.wide:
+            _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)
         if nonfinite == "drop":
@@ -191,7 +201,7 @@ def _propagate(
     def poisoned(who):
         details = parts.exchange.details(layout, workers.count())
         report = zero_report(workers.count(), details)._replace(dropped=who)
-        nan = jnp.full((layout.n,), jnp.nan, jnp.float32)
+        nan = jnp.full((layout.n,), jnp.nan, layout.dtype)
         return nan, local._replace(step=local.step + 1, report=report)
 
     def healthy(who):
@@ -220,7 +230,7 @@ def _one_step(
       skip: Bool[], per worker: whether the gradient is left out.
     """
     # Then sums over the workers stay finite, and so do the roundings of them.
-    bound = float(jnp.finfo(jnp.float32).max) / (2 * parts.workers.count())
+    bound = float(jnp.finfo(layout.dtype).max) / (2 * parts.workers.count())
     step = Step(
         state.step,
         parts.workers,

@@ -36,9 +36,9 @@ def average_whole(
     if value_dtype == jnp.float32:
         mine = jnp.arange(count, dtype=jnp.int32) == step.rank
         # One `psum` call for both, so the flags need no message of their own.
-        flags = (mine & step.dropped).astype(jnp.float32)
+        flags = (mine & step.dropped).astype(vector.dtype)
         total, flags = workers.sum((vector, flags))
-        mean, dropped, error = total / count, flags > 0, jnp.zeros((), jnp.float32)
+        mean, dropped, error = total / count, flags > 0, jnp.zeros((), vector.dtype)
     else:
         mean, error = average(vector, workers, value_dtype)
         dropped = workers.gather(jnp.asarray(step.dropped))
@@ -74,7 +74,8 @@ def or_whole(
 def dense() -> Exchange:
     """An all-reduce of the whole vector, whatever the choice.
 
-    Sums are computed in float32. A worker receives `2 (w-1)/w` times 4 n bytes.
+    Sums are computed in float32, and in float64 if a leaf of the gradient is float64. A
+    worker receives `2 (w-1)/w` times 4 n bytes, or twice as many.
 
     Example:
       >>> import sparsejax
@@ -89,4 +90,4 @@ def dense() -> Exchange:
         del choice
         return average_whole(vector, step), state
 
-    return Exchange(apply, EVERY_SUPPORT, "dense")
+    return Exchange(apply, EVERY_SUPPORT, "dense", wide=True)

@@ -107,6 +107,8 @@ class Exchange(NamedTuple):
       details: `(layout, worker_count) -> NamedTuple` of zeros: `Report.details` before
         the first step, which fixes their structure.
       tells: the names in `Report.details` that a sparsifier may read.
+      wide: whether `apply` delivers whole vectors of float64 without a loss. Other
+        vectors are float32.
 
     Example:
       The built-in all-reduce under another name:
@@ -121,6 +123,7 @@ class Exchange(NamedTuple):
     init: Callable[[Layout, int], State] = no_state
     details: Callable[[Layout, int], Any] = no_details
     tells: frozenset[str] = frozenset()
+    wide: bool = False
 
 
 class Memory(NamedTuple):

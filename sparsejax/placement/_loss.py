@@ -101,7 +101,8 @@ def _loss_and_weight(out: Any) -> tuple[Any, Any]:
             "such as the mean over this batch's tokens and their number."
         )
     loss, weight = out
-    return loss, jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+    dtype = jnp.float64 if jnp.result_type(loss) == jnp.float64 else jnp.float32
+    return loss, jax.lax.stop_gradient(jnp.asarray(weight, dtype))
 
 
 def _weigh(tree: Any, weight: Any) -> Any:

@@ -14,7 +14,8 @@ def dense(
 ) -> optax.GradientTransformationExtraArgs:
     """The mean of all gradients: `update = (1/w) sum_r g_r`, equal to `jax.lax.pmean`.
 
-    Sums are computed and sent in float32, whatever the gradient's dtype.
+    Sums are computed and sent in float32, and in float64 if a leaf of the gradient is
+    float64. Leaves of narrower dtypes get the rounded mean.
 
     Args:
       axis_name: see `sparsejax.sparsify`.

@@ -1,4 +1,4 @@
-"""Rounding of float32 values to narrower types."""
+"""Rounding of values to narrower types."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def holds_float32(dtype: np.dtype) -> bool:
 
 
 def round_to(values: Array, dtype: np.dtype) -> Array:
-    """Rounds `values` to `dtype`; the result is float32 again.
+    """Rounds `values` to `dtype`; the result has their own dtype again.
 
     Values beyond the largest number of `dtype` become that number, so the difference
     stays finite.
 
     Args:
-      values: float32.
+      values: float32, or float64.
       dtype: a floating-point type.
 
     Returns:
-      Float32 values that `dtype` represents.
+      Values that `dtype` represents, unless it is float32 or wider.
 
     Example:
       >>> print(round_to(jnp.float32(1.001), jnp.bfloat16))
@@ -39,4 +39,4 @@ def round_to(values: Array, dtype: np.dtype) -> Array:
     # every later step.
     largest = float(jnp.finfo(dtype).max)
     clipped = jnp.clip(values, -largest, largest)
-    return clipped.astype(dtype).astype(jnp.float32)
+    return clipped.astype(dtype).astype(values.dtype)
