@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := sparsejax tests
 
-.PHONY: demo test pytest lint format docs gpu-check clean
+.PHONY: demo test pytest lint format docs gpu-check gpu-test clean
 
 # `make demo RECIPE=all` compares all of them.
 RECIPE ?= dense,exdyna,micro
@@ -39,6 +39,9 @@ GPU := .venv-gpu
 
 gpu-check: $(GPU)/.ready  ## Compiles every recipe for eight H100, and prints one table.
 	JAX_PLATFORMS=cpu $(GPU)/bin/python -m sparsejax.bench.gpu_check $(GPU_ARGS)
+
+gpu-test: $(GPU)/.ready  ## The bounds that programs for GPUs keep.
+	JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -q tests/test_gpu_check.py
 
 $(GPU)/.ready: pyproject.toml
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)

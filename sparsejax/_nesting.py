@@ -18,11 +18,39 @@ _FIXES = {
         "finite. To guard the steps after the exchange, wrap only those: "
         "`optax.chain(sparsejax.exdyna(...), optax.apply_if_finite(...))`."
     ),
+    "conditionally_transform": (
+        "In skipped steps `optax.conditionally_transform` hands on the gradients as "
+        "they are, which differ between workers here. Wrap only the transformations "
+        "behind the recipe: `optax.chain(sparsejax.exdyna(...), "
+        "optax.conditionally_transform(...))`."
+    ),
+    "conditionally_mask": (
+        "In skipped steps `optax.conditionally_mask` drops the gradients, and the "
+        "exchange runs in a branch. Wrap only the transformations behind the recipe: "
+        "`optax.chain(sparsejax.exdyna(...), optax.conditionally_mask(...))`."
+    ),
+    "sam": (
+        "`optax.contrib.sam` updates both of its optimizers in each step and mixes "
+        "their states. Put the recipe in front: "
+        "`optax.chain(sparsejax.exdyna(...), optax.contrib.sam(...))`."
+    ),
+    "mechanize": (
+        "`optax.contrib.mechanize` reads the gradients itself, which differ between "
+        "workers here. Put the recipe in front: "
+        "`optax.chain(sparsejax.exdyna(...), optax.contrib.mechanize(...))`."
+    ),
+}
+# Wrappers that are right, as long as they do not call `init` within an update.
+_RESETS = {
+    "lookahead.<locals>.update_fn": (
+        "`optax.lookahead(..., reset_state=True)` would lose the residual at each "
+        "synchronisation. Leave `reset_state` out."
+    ),
 }
 
 
 def refuse_wrappers(caller: str) -> None:
-    """Raises ValueError if an optax wrapper in `_FIXES` is calling.
+    """Raises ValueError if an optax wrapper that is named above is calling.
 
     The wrappers pass state and gradients on unchanged, so the arguments of a
     transformation do not reveal a wrapper. This function searches the Python stack for
@@ -31,7 +59,9 @@ def refuse_wrappers(caller: str) -> None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_qualname.split(".")[0]
-        if name in _FIXES and frame.f_globals.get("__name__", "").startswith("optax."):
-            raise ValueError(f"{caller}: inside `optax.{name}`. {_FIXES[name]}")
+        qualified = frame.f_code.co_qualname
+        name = qualified.split(".")[0]
+        fix = _FIXES.get(name) or (caller == "init" and _RESETS.get(qualified))
+        if fix and frame.f_globals.get("__name__", "").startswith("optax."):
+            raise ValueError(f"{caller}: inside `optax.{name}`. {fix}")
         frame = frame.f_back

@@ -160,10 +160,62 @@ def test_apply_if_finite_is_refused(inner):
     )
 
 
-def test_the_fixes_work():
-    """The remedies in both errors run."""
-    tx = optax.chain(sparsejax.exdyna(0.1), optax.apply_if_finite(optax.sgd(0.1), 3))
-    _, updates, _ = _last(tx)
+def _after_the_first(step):
+    return step > 0
+
+
+BRANCHING = {
+    "conditionally_transform": lambda tx: optax.conditionally_transform(
+        tx, _after_the_first
+    ),
+    "conditionally_mask": lambda tx: optax.conditionally_mask(tx, _after_the_first),
+}
+
+
+@inner
+@pytest.mark.parametrize("name", BRANCHING)
+def test_wrappers_that_skip_steps_are_refused(inner, name):
+    _refused(BRANCHING[name], inner, rf"`optax\.{name}`.*behind the recipe")
+
+
+@inner
+def test_wrappers_that_mix_gradients_are_refused(inner):
+    with jax.set_mesh(mesh_of()):
+        sam = optax.contrib.sam(inner, optax.sgd(0.1))
+        with pytest.raises(ValueError, match=r"contrib\.sam`.*recipe in front"):
+            sam.init(PARAMS)
+        with pytest.raises(ValueError, match=r"contrib\.mechanize`.*recipe in front"):
+            optax.contrib.mechanize(inner).init(PARAMS)
+
+
+def test_lookahead_keeps_the_residual():
+    """A reset would lose the residual, and give the report's flags other types."""
+    fast = optax.LookaheadParams.init_synced(PARAMS)
+    recipe = sparsejax.simulate(sparsejax.exdyna(0.1), workers=8)
+    fixed = optax.chain(recipe, optax.sgd(0.1))
+    tx = optax.lookahead(fixed, 2, 0.5, reset_state=True)
+    state = tx.init(fast)
+    with pytest.raises(ValueError, match=r"init: .*Leave `reset_state` out"):
+        jax.eval_shape(tx.update, gradients(0), state, fast)
+    tx = optax.lookahead(fixed, 2, 0.5)
+    _, after = jax.eval_shape(tx.update, gradients(0), tx.init(fast), fast)
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(
+        lambda x: x.dtype, state
+    )
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda tx: optax.apply_if_finite(tx, 3),
+        *BRANCHING.values(),
+        lambda tx: optax.contrib.mechanize(tx),
+    ],
+    ids=["apply_if_finite", *BRANCHING, "mechanize"],
+)
+def test_the_fixes_work(behind):
+    """The remedies in the errors run."""
+    _, updates, _ = _last(optax.chain(sparsejax.exdyna(0.1), behind(optax.sgd(0.1))))
     assert flat(updates).any()
 
 

@@ -32,6 +32,8 @@ from sparsejax.examples._training import RECIPES
 DEVICE = pathlib.Path(__file__).with_name("h100_sxm.txtpb")
 BANDWIDTH = 3.35e12  # bytes per second of an H100's memory
 EXCHANGE, TRAIN = "exchange", "train"
+# Of a density.
+BUILDERS = {name: row.build for name, row in RECIPES.items()} | {"zen": sparsejax.zen}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m sparsejax.bench.gpu_check", description=__doc__.split("\n")[0]
     )
     add = parser.add_argument
-    add("--recipe", type=lambda text: text.split(","), default=list(RECIPES))
+    add("--recipe", type=lambda text: text.split(","), default=list(BUILDERS))
     add(
         "--step",
         choices=(EXCHANGE, TRAIN),
@@ -53,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--density", type=float, default=0.01)
     add("--json", type=pathlib.Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args(argv)
-    if unknown := sorted(set(options.recipe) - set(RECIPES)):
-        parser.error(f"--recipe: unknown {unknown[0]!r}; one of {', '.join(RECIPES)}")
+    if unknown := sorted(set(options.recipe) - set(BUILDERS)):
+        parser.error(f"--recipe: unknown {unknown[0]!r}; one of {', '.join(BUILDERS)}")
     mesh = gpu_mesh(options.workers)
     rows = []
     for name in options.recipe:
-        recipe = RECIPES[name].build(options.density)
+        recipe = BUILDERS[name](options.density)
         rows.append({"recipe": name, **check(recipe, mesh, options.n, options.step)})
         print(format_rows(rows[-1:]), flush=True)
     print(f"\n{options.step}: {options.workers} H100, jax {jax.__version__}\n")
