@@ -147,6 +147,8 @@ def test_sparsifiers_check_as_recipes_do(name):
             "capacity: got",
         ),
         (lambda: sparsifiers.random_k(0.1, seed=-1), ValueError, "seed: got -1"),
+        (lambda: memories.decayed(0), ValueError, r"beta: got 0.*\(0, 1\]"),
+        (lambda: memories.decayed("1"), TypeError, r"beta: got '1'.*\(0, 1\]"),
         (lambda: memories.momentum_correction(1), ValueError, "momentum: got 1"),
         (lambda: memories.momentum_correction("1"), TypeError, "momentum: got '1'"),
     ],

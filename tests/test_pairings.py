@@ -13,6 +13,7 @@ import pytest
 
 import sparsejax
 from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
+from sparsejax.parts import Delivery
 from tests.harness import flat, gradients, residuals, run_simulated
 
 WORKERS = 2
@@ -49,6 +50,7 @@ EXCHANGES = {
     "packed_signs": lambda: exchanges.packed_signs("mean"),
 }
 MEMORIES = {
+    "decayed": lambda: memories.decayed(0.5),
     "error_feedback": memories.error_feedback,
     "none": memories.none,
     "momentum_correction": lambda: memories.momentum_correction(0.9),
@@ -118,8 +120,30 @@ def test_each_memory_runs(exchange, sparsifier, memory):
     ):
         assert flat(updates).any()
         kept = jax.tree.leaves(state.memory)
-        assert len(kept) == {"none": 0, "error_feedback": 1}.get(memory, 2)
+        assert len(kept) == {"none": 0, "momentum_correction": 2}.get(memory, 1)
         assert all(np.isfinite(leaf).all() for leaf in kept)
+
+
+@pytest.mark.parametrize(("beta", "weights"), [(0.5, [0.25, 0.5, 1]), (1, [1, 1, 1])])
+def test_decayed_weighs_gradients_by_their_age(beta, weights):
+    """Coordinate 1 waits; coordinate 0 is delivered in each step and leaves a half."""
+    memory = memories.decayed(beta)
+    drawn = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    delivery = Delivery(jnp.zeros(2), jnp.array([0]), jnp.array([0.5]), None)
+    residual = memory.init(2)
+    for gradient in drawn:
+        vector, residual = memory.accumulate(jnp.asarray(gradient), residual)
+        residual = memory.settle(vector, delivery, residual)
+    expected = [0.5, np.dot(weights, drawn[:, 1])]
+    np.testing.assert_allclose(residual, expected, rtol=1e-6)
+    np.testing.assert_allclose(vector[0], drawn[2, 0] + beta * 0.5, rtol=1e-6)
+
+
+def test_decayed_by_nothing_is_error_feedback():
+    drawn = np.random.default_rng(0).normal(size=(2, 100)).astype(np.float32)
+    ours, _ = memories.decayed(1).accumulate(*jnp.asarray(drawn))
+    theirs, _ = memories.error_feedback().accumulate(*jnp.asarray(drawn))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)

@@ -138,7 +138,8 @@ class Memory(NamedTuple):
       settle: `(vector [n], delivery, residual) -> residual`.
 
     Example:
-      Error feedback that forgets a tenth of the residual in each step:
+      Error feedback that forgets a tenth of the residual in each step, as
+      `memories.decayed(0.9)` does:
 
       >>> import sparsejax
       >>> keep_all = sparsejax.memories.error_feedback()
