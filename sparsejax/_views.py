@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._checks import path_name
 from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import Workers, mesh_axis_sizes
+from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._markers import PerWorker, marks_of_leaves, state_specs
 
@@ -88,6 +88,19 @@ def over_rows(update: Update, workers: Workers) -> Update:
     return both
 
 
+def _without_unit_axes(rows: Any, workers: Workers) -> Any:
+    """Rows without axes of size 1 in their type, which the state does not name."""
+    spec, sizes = workers.explicit_spec(rows), mesh_axis_sizes()
+
+    def kept(entry):
+        names = tuple(a for a in spec_axes([entry]) if sizes[a] > 1)
+        return names or None
+
+    if spec is None or all(sizes[a] > 1 for a in spec_axes(spec[1:])):
+        return rows
+    return jax.sharding.reshard(rows, P(spec[0], *map(kept, spec[1:])))
+
+
 def _rows(updates: Any, workers: Workers) -> Any:
     """The rows [w, ...] of all gradients.
 
@@ -104,7 +117,7 @@ def _rows(updates: Any, workers: Workers) -> Any:
                 f"{found.shape}, and the mesh has {count} workers. Set the mesh that "
                 f"the gradients were computed on."
             )
-        return found
+        return _without_unit_axes(found, workers)
 
     def marked(path, leaf):
         if isinstance(leaf, LocalGradient):

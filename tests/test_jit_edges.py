@@ -92,6 +92,16 @@ def test_a_worker_that_is_not_finite(policy):
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_specs_may_name_an_axis_of_size_1(kind):
+    mesh = jax.make_mesh((8, 1), ("data", "model"), axis_types=(kind,) * 2)
+    params, specs = {"w": jnp.ones((3, 4))}, {"w": P(None, "model")}
+    tx = optax.chain(sparsejax.topk(1.0), optax.sgd(0.1))
+    tx = sparsejax.with_param_specs(tx, specs)
+    made, _ = train(tx, params, mesh=mesh, specs=specs)
+    np.testing.assert_allclose(made["w"], expected(params["w"]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_exchange_between_islands_of_shards(kind):
     axes = ("replica", "fsdp", "model")
     mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(kind,) * 3)

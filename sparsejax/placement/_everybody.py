@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparsejax import _local_gradient, _xla
 from sparsejax._checks import path_name
-from sparsejax._workers import Workers, sharded_axes, spec_axes
+from sparsejax._workers import Workers, mesh_axis_sizes, sharded_axes, spec_axes
 from sparsejax.placement._loss_program import constrained_axes, divides_by_all
 from sparsejax.placement._specs import SHARD_IN_ISLANDS
 from sparsejax.placement._vmapped import by_vmap
@@ -180,10 +180,12 @@ def _refuse_gathered(tree: Any, position: int, workers: Workers) -> None:
     """Raises ValueError for shards on explicit axes that jax would gather whole."""
     if not _xla.explicit_shards_are_gathered():
         return
+    sizes = mesh_axis_sizes()
     for path, leaf in jax.tree_util.tree_leaves_with_path(_arrays(tree)[0]):
         # Types tell of explicit axes alone.
         spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", None)
-        others = sorted(set(spec_axes(spec or ())) - set(workers.axes))
+        axes = set(spec_axes(spec or ())) - set(workers.axes)
+        others = sorted(a for a in axes if sizes.get(a, 2) > 1)
         if others:
             raise ValueError(
                 f"value_and_grad: argument {position}, `{path_name(path)}`, is sharded "

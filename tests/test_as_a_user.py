@@ -1,0 +1,193 @@
+"""Four models trained by the lines of the guides: `dense` has one device's numbers."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+import sparsejax
+from tests.harness import WORKERS, mesh_of
+
+ROWS = 2 * WORKERS
+
+
+def _normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def _frozen_encoder():
+    """An encoder that `optax.set_to_zero` freezes, and a head."""
+    params = {"encoder": _normal(6, 5, seed=1), "head": _normal(5, 3, seed=2)}
+
+    def loss(params, batch):
+        x, y = batch
+        hidden = jnp.tanh(x @ params["encoder"])
+        return jnp.mean((hidden @ params["head"] - y) ** 2)
+
+    def freeze(tx):
+        parts = {"trained": tx, "frozen": optax.set_to_zero()}
+        return optax.partition(parts, {"encoder": "frozen", "head": "trained"})
+
+    return params, loss, (_normal(ROWS, 6), _normal(ROWS, 3)), {}, freeze
+
+
+def _lstm_with_ctc():
+    """Loops over time in the model and in its loss, both from constants."""
+    model = linen.RNN(linen.LSTMCell(4))
+    x = _normal(ROWS, 5, 3)
+    params = {"lstm": model.init(jax.random.key(0), x[:1]), "out": _normal(4, 4)}
+    labels = jnp.tile(jnp.asarray([[1, 2]]), (ROWS, 1))
+
+    def loss(params, batch):
+        x, labels = batch
+        logits = model.apply(params["lstm"], x) @ params["out"]
+        zeros = [jnp.zeros((*labels.shape[:1], k)) for k in (5, 2)]
+        return jnp.mean(optax.ctc_loss(logits, zeros[0], labels, zeros[1]))
+
+    return params, loss, (x, labels), {}, lambda tx: tx
+
+
+def _masked_language_model():
+    """Predicts the masked tokens of short batches; some workers have none."""
+    params = {"embed": _normal(7, 4, seed=1), "out": _normal(4, 7, seed=2)}
+    rng = np.random.default_rng(3)
+    tokens = jnp.asarray(rng.integers(1, 7, (ROWS, 5)))
+    masked = jnp.asarray(rng.random((ROWS, 5)) < 0.3).at[:2].set(False)
+
+    def loss(params, batch):
+        tokens, masked = batch
+        hidden = params["embed"][jnp.where(masked, 0, tokens)]
+        hidden = hidden + hidden.mean(axis=1, keepdims=True)
+        each = optax.softmax_cross_entropy_with_integer_labels(
+            hidden @ params["out"], tokens
+        )
+        count = masked.sum()
+        return (each * masked).sum() / jnp.maximum(count, 1), count
+
+    return params, loss, (tokens, masked), {"weighted": True}, lambda tx: tx
+
+
+MODELS = [_frozen_encoder, _lstm_with_ctc, _masked_language_model]
+
+
+def _train(gradients, tx, params, batch):
+    @jax.jit
+    def step(params, opt_state, batch):
+        loss, grads = gradients(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    opt_state, losses = tx.init(params), []
+    for _ in range(3):
+        params, opt_state, loss = step(params, opt_state, batch)
+        losses.append(float(loss))
+    return jax.device_get(params), losses
+
+
+def _same(got, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, wanted)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__.strip("_"))
+def test_equals_one_device(model):
+    params, loss, batch, options, around = model()
+
+    def alone(params, batch):
+        return jax.value_and_grad(loss, has_aux=bool(options))(params, batch)
+
+    def one_device(params, batch):
+        value, grads = alone(params, batch)
+        return (value[0] if options else value), grads
+
+    wanted = _train(one_device, around(optax.sgd(0.3)), params, batch)
+    with jax.set_mesh(mesh_of()):
+        gradients = sparsejax.value_and_grad(loss, **options)
+        tx = around(optax.chain(sparsejax.dense(), optax.sgd(0.3)))
+        _same(_train(gradients, tx, params, batch), wanted)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.inner = nnx.Linear(6, 5, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.outer = nnx.Linear(5, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(self.dropout(jnp.tanh(self.norm(self.inner(x)))))[:, 0]
+
+
+def _loss_of(graphdef):
+    def loss_fn(params, batch, rest, key):
+        model = nnx.merge(graphdef, params, rest, copy=True)
+        nnx.reseed(model, dropout=key)
+        x, y = batch
+        loss = jnp.mean((model(x) - y) ** 2)
+        return loss, nnx.state(model, nnx.BatchStat)
+
+    return loss_fn
+
+
+@nnx.jit
+def _nnx_step(model, optimizer, batch, key):
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss_fn(params, batch, rest, key):
+        return _loss_of(graphdef)(params, batch, rest, sparsejax.worker_key(key))
+
+    (loss, statistics), grads = sparsejax.value_and_grad(loss_fn, has_aux=True)(
+        params, batch, rest, key
+    )
+    nnx.update(model, jax.tree.map(lambda x: x.mean(axis=0), statistics))
+    optimizer.update(model, grads)
+    return loss
+
+
+def _nnx_alone(graphdef, params, rest, batch, key):
+    """The same step by hand: the mean over the workers' parts of the batch."""
+    parts = [x.reshape(WORKERS, -1, *x.shape[1:]) for x in batch]
+    found = []
+    for worker in range(WORKERS):
+        part = tuple(x[worker] for x in parts)
+        own = jax.random.fold_in(key, worker)
+        found.append(
+            jax.value_and_grad(_loss_of(graphdef), has_aux=True)(
+                params, part, rest, own
+            )
+        )
+    return jax.tree.map(lambda *each: jnp.stack(each).mean(axis=0), *found)
+
+
+def test_nnx_with_dropout_and_batch_norm():
+    batch, key = (_normal(ROWS, 6), _normal(ROWS)), jax.random.key(7)
+    with jax.set_mesh(mesh_of()):
+        model = Net(nnx.Rngs(0))
+        graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+        params, rest = jax.tree.map(jnp.copy, (params, rest))
+        tx = optax.chain(sparsejax.dense(), optax.sgd(0.3))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        losses = [
+            float(_nnx_step(model, optimizer, batch, jax.random.fold_in(key, i)))
+            for i in range(2)
+        ]
+        got = jax.device_get(nnx.state(model, (nnx.Param, nnx.BatchStat)))
+    _check_nnx(got, losses, (graphdef, params, rest), batch, key)
+
+
+def _check_nnx(got, losses, start, batch, key):
+    graphdef, params, rest = start
+    alone = jax.jit(functools.partial(_nnx_alone, graphdef))
+    for i, loss in enumerate(losses):
+        (wanted, statistics), grads = alone(
+            params, rest, batch, jax.random.fold_in(key, i)
+        )
+        np.testing.assert_allclose(loss, wanted, atol=1e-6)
+        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, grads)
+        rest = nnx.merge_state(rest, statistics)
+    _same(got, jax.device_get(nnx.merge_state(params, statistics)))
