@@ -13,6 +13,7 @@ from sparsejax._labels import small_leaves
 from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.parts import Report
+from sparsejax.placement._clipping import clip_by_global_norm
 from sparsejax.placement._gradients import (
     localize,
     rows,
@@ -56,6 +57,7 @@ __all__ = [
     "best_exchange",
     "characteristics",
     "check_replicas",
+    "clip_by_global_norm",
     "cltk",
     "compiled_wire_bytes",
     "deft",
