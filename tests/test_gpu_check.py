@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import _xla
 from sparsejax.bench import gpu_check
 from sparsejax.bench._gpu_program import cost_of, size_of
 from sparsejax.examples._training import RECIPES
@@ -84,6 +92,46 @@ def _mesh():
         if "cuda" in str(error) or "topology" in str(error):
             pytest.skip("the compiler for GPUs is not installed: `make gpu-check`")
         raise
+
+
+SPECS = {"w": P(None, "model"), "v": P("model", None), "b": P(), "scale": P()}
+SHAPES = {"w": (1000, 800), "v": (800, 1000), "b": (8000,), "scale": (5000,)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("exdyna", ["all-gather", "all-reduce"]), ("topk", ["all-gather"])],
+)
+def test_groups_of_leaves_share_messages(name, kinds):
+    """XLA combines the messages of sharded and of replicated leaves on GPUs."""
+    devices = _mesh().devices.reshape(4, 2)
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def struct(shape, spec):
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+    params = {k: struct(shape, SPECS[k]) for k, shape in SHAPES.items()}
+    rows = {
+        k: sparsejax.PerWorker(struct((4, *shape), P("data", *SPECS[k])))
+        for k, shape in SHAPES.items()
+    }
+    recipe = getattr(sparsejax, name)(0.01)
+    tx = sparsejax.with_param_specs(recipe, SPECS)
+    with jax.set_mesh(mesh), _xla.traced_for("gpu"):
+        state = jax.eval_shape(tx.init, params)
+        assert len(state.groups) == 2
+        specs = sparsejax.state_specs(state)
+        state = jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            state,
+            specs,
+        )
+        text = jax.jit(tx.update).lower(rows, state).compile().as_text()
+    found = re.findall(r" (all-[a-z]+|collective-permute)(?:-start)?\(", text)
+    assert sorted(found) == kinds
 
 
 @pytest.mark.parametrize("name", ["exdyna", "micro", "topk"])
