@@ -33,6 +33,7 @@ from sparsejax.planning._compiled import compiled_wire_bytes
 from sparsejax.planning._predict import predict
 from sparsejax.planning._wire_bytes import wire_bytes
 from sparsejax.recipes import (
+    chunked_topk,
     cltk,
     deft,
     dense,
@@ -57,6 +58,7 @@ __all__ = [
     "best_exchange",
     "characteristics",
     "check_replicas",
+    "chunked_topk",
     "clip_by_global_norm",
     "cltk",
     "compiled_wire_bytes",

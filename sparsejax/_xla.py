@@ -7,7 +7,7 @@ barriers against both have names here that say the intent.
 
 Once jax 0.10 is no longer supported, delete `barriers_are_dropped`,
 `barriers_merge_types` and `explicit_shards_are_gathered` with the branches that ask
-them.
+them; and the version in `top_k_may_be_unstable` once 0.11.0 is not.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ def explicit_shards_are_gathered() -> bool:
     Operands that are sharded over another, explicit axis of the mesh.
     """
     return jax.__version_info__ < (0, 11)
+
+
+def top_k_may_be_unstable() -> bool:
+    """Whether to pass `is_stable=False` to `jax.lax.top_k`: on accelerators.
+
+    One radix selection is enough then for a GPU, which sorts everything for the stable
+    form. The argument exists from jax 0.11.1 on.
+    """
+    return jax.__version_info__ >= (0, 11, 1) and not on_cpu()
 
 
 def computed_once(x: Any) -> Any:

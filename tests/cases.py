@@ -107,6 +107,7 @@ _LISTED = (
     _row("zen", "hierarchical", max_density=1.0, owners="hierarchical_hash"),
     _row("exdyna", "bf16", **_BF16),
     _row("topk", "bf16", **_BF16),
+    _row("chunked_topk", chunk=40),
     _row("topk", "union_bf16", exchange=exchanges.union(jnp.bfloat16)),
     _row("cltk", "bf16", **_BF16),
     _row("sidco", "leaf_bf16", fit="gamma", granularity="leaf", **_BF16),

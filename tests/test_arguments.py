@@ -147,6 +147,10 @@ def test_sparsifiers_check_as_recipes_do(name):
             "capacity: got",
         ),
         (lambda: sparsifiers.random_k(0.1, seed=-1), ValueError, "seed: got -1"),
+        (lambda: sparsejax.chunked_topk(chunk=0), ValueError, "chunk: got 0"),
+        (lambda: sparsejax.chunked_topk(2.0), ValueError, "density: got 2"),
+        (lambda: sparsifiers.chunked_topk(8, 0), ValueError, "k: got 0"),
+        (lambda: sparsifiers.chunked_topk(8, 9), ValueError, "k: got 9.*Raise chunk"),
         (lambda: memories.decayed(0), ValueError, r"beta: got 0.*\(0, 1\]"),
         (lambda: memories.decayed("1"), TypeError, r"beta: got '1'.*\(0, 1\]"),
         (lambda: memories.momentum_correction(1), ValueError, "momentum: got 1"),
@@ -237,6 +241,7 @@ def test_best_exchange(change, error, message):
     "recipe",
     [
         sparsejax.topk,
+        sparsejax.chunked_topk,
         sparsejax.dgc,
         sparsejax.sidco,
         functools.partial(sparsejax.hard_threshold, 0.1),

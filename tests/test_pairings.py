@@ -32,6 +32,7 @@ SPARSIFIERS = {
     ),
     "layerwise": lambda: sparsifiers.layerwise(0.1),
     "topk": lambda: sparsifiers.topk(0.1),
+    "chunked_topk": lambda: sparsifiers.chunked_topk(chunk=20, k=2),
     "fitted": lambda: sparsifiers.fitted(0.1),
     "sampled": lambda: sparsifiers.sampled(0.1),
     "hard_threshold": lambda: sparsifiers.hard_threshold(1.0, max_density=0.2),

@@ -6,6 +6,7 @@ TypeError for a wrong type or a traced value, and ValueError for a value out of 
 or for parts that do not fit together.
 """
 
+from sparsejax.recipes._chunked_topk import chunked_topk
 from sparsejax.recipes._cltk import cltk
 from sparsejax.recipes._deft import deft
 from sparsejax.recipes._dense import dense
@@ -22,6 +23,7 @@ from sparsejax.recipes._topk import topk
 from sparsejax.recipes._zen import zen
 
 __all__ = [
+    "chunked_topk",
     "cltk",
     "deft",
     "dense",

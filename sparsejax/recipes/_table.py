@@ -62,6 +62,7 @@ TABLE: Mapping[str, Row] = {
     "cltk": Row(recipes.cltk),
     "random_k": Row(recipes.random_k),
     "topk": Row(recipes.topk),
+    "chunked_topk": Row(recipes.chunked_topk),
     "sidco": Row(recipes.sidco),
     "hard_threshold": Row(recipes.hard_threshold, "max_density", {"threshold": 0.03}),
     # Scaled by 1/10 to suit the learning rate of the other recipes: velocities sum up

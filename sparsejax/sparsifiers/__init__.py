@@ -1,5 +1,6 @@
 """Sparsifiers: they choose the coordinates that a worker would like to send."""
 
+from sparsejax.sparsifiers._chunked_topk import chunked_topk
 from sparsejax.sparsifiers._everything import everything
 from sparsejax.sparsifiers._exclusive import exclusive
 from sparsejax.sparsifiers._fit._fitted import fitted
@@ -11,6 +12,7 @@ from sparsejax.sparsifiers._sampled import sampled
 from sparsejax.sparsifiers._topk import topk
 
 __all__ = [
+    "chunked_topk",
     "everything",
     "exclusive",
     "fitted",
