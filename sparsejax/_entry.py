@@ -51,14 +51,13 @@ def refuse_wide(layout: Layout) -> None:
         for (path, _), dtype in zip(layout.leaves, layout.dtypes, strict=True)
         if dtype == jnp.float64
     ]
-    if wide:
-        raise TypeError(
-            f"update: the gradients {', '.join(wide)} are float64, and this method "
-            f"accumulates and sends float32: the other bits would be lost. Cast them "
-            f"in front of the recipe, `sparsejax.per_worker(optax.stateless(lambda "
-            f"grads, _: optax.tree.cast(grads, 'float32')))`, make the parameters "
-            f"float32, or use `sparsejax.dense()`, which averages in float64."
-        )
+    raise TypeError(
+        f"update: the gradients {', '.join(wide)} are float64, and this method "
+        f"accumulates and sends float32: the other bits would be lost. Cast them "
+        f"in front of the recipe, `sparsejax.per_worker(optax.stateless(lambda "
+        f"grads, _: optax.tree.cast(grads, 'float32')))`, make the parameters "
+        f"float32, or use `sparsejax.dense()`, which averages in float64."
+    )
 
 
 def _check_made(state: Any, expected: Any) -> None:

@@ -145,7 +145,7 @@ def sparsify(
     def update(updates, state, params=None, **extra_args):
         del params, extra_args
         layout, local = _entry.enter(updates, state, workers, first)
-        if not parts.wide:
+        if layout.dtype == jnp.float64 and not parts.wide:
             _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)

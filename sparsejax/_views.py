@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._checks import path_name
 from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
+from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes, without_axes
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._markers import PerWorker, marks_of_leaves, state_specs
 
@@ -91,14 +91,10 @@ def over_rows(update: Update, workers: Workers) -> Update:
 def _without_unit_axes(rows: Any, workers: Workers) -> Any:
     """Rows without axes of size 1 in their type, which the state does not name."""
     spec, sizes = workers.explicit_spec(rows), mesh_axis_sizes()
-
-    def kept(entry):
-        names = tuple(a for a in spec_axes([entry]) if sizes[a] > 1)
-        return names or None
-
-    if spec is None or all(sizes[a] > 1 for a in spec_axes(spec[1:])):
+    unit = {a for a in spec_axes(spec[1:] if spec else ()) if sizes[a] == 1}
+    if not unit:
         return rows
-    return jax.sharding.reshard(rows, P(spec[0], *map(kept, spec[1:])))
+    return jax.sharding.reshard(rows, P(spec[0], *without_axes(spec[1:], unit)))
 
 
 def _rows(updates: Any, workers: Workers) -> Any:

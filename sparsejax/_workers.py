@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int
@@ -259,6 +260,16 @@ def spec_axes(spec: Any) -> list[str]:
     """The mesh axes that a `PartitionSpec`, or part of one, names, in its order."""
     nested = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
     return [name for names in nested for name in names if isinstance(name, str)]
+
+
+def without_axes(spec: Any, dropped: Set[str]) -> P:
+    """A `PartitionSpec`, or the end of one, without some of the axes that it names."""
+
+    def kept(entry):
+        names = tuple(name for name in spec_axes([entry]) if name not in dropped)
+        return names[0] if len(names) == 1 else names or None
+
+    return P(*map(kept, spec))
 
 
 def mesh_axis_sizes() -> dict[str, int]:

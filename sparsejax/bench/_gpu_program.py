@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+from sparsejax.planning import _hlo
+
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-_SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-_BITS = {"pred": 8, "bf16": 16}
 # Instructions that launch no kernel.
 _FREE = {
     "parameter",
@@ -64,7 +61,7 @@ class Cost(NamedTuple):
 
 class _Instruction(NamedTuple):
     name: str
-    size: int
+    size: float
     kind: str
     operands: list[str]
     line: str
@@ -79,34 +76,26 @@ def cost_of(text: str) -> Cost:
     return program.cost(program.entry)
 
 
-def size_of(shape: str) -> int:
+def size_of(shape: str) -> float:
     """Bytes of a shape, or of all shapes of a tuple."""
-    return sum(
-        math.prod(int(d) for d in dims.split(",") if d) * _bits(kind) // 8
-        for kind, dims in _SHAPE.findall(shape)
-    )
+    return sum(_hlo.sizes(shape))
 
 
-def _bits(kind: str) -> int:
-    return _BITS.get(kind) or int(re.sub(r"\D", "", kind) or 0)
+def _instruction(found: re.Match[str]) -> _Instruction:
+    name, shape, kind, rest = found.groups()
+    if kind.endswith("-start"):  # operands and results
+        shape = re.split(r"[)}], ", shape)[-1]
+    operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
+    return _Instruction(name, size_of(shape), kind, operands, found.string)
 
 
 class _Program:
     def __init__(self, text: str):
-        self.bodies: dict[str, list[_Instruction]] = collections.defaultdict(list)
-        self.entry = name = ""
-        for line in text.splitlines():
-            if head := _HEAD.match(line):
-                name = head[2]
-                self.entry = name if head[1] else self.entry
-            elif name and (found := _LINE.match(line)):
-                own, shape, kind, rest = found.groups()
-                if kind.endswith("-start"):  # operands and results
-                    shape = re.split(r"[)}], ", shape)[-1]
-                operands = re.findall(r"%([\w.\-]+)", rest.split("), ")[0])
-                self.bodies[name].append(
-                    _Instruction(own, size_of(shape), kind, operands, line)
-                )
+        lines, self.entry = _hlo.computations(text)
+        self.bodies = {
+            name: [_instruction(found) for x in body if (found := _LINE.match(x))]
+            for name, body in lines.items()
+        }
 
     @functools.cache  # noqa: B019  A program lives as long as one table row.
     def cost(self, name: str) -> Cost:
@@ -116,14 +105,14 @@ class _Program:
             total = total.plus(self._one(x, sizes))
         return total
 
-    def _one(self, x: _Instruction, sizes: dict[str, int]) -> Cost:
+    def _one(self, x: _Instruction, sizes: dict[str, float]) -> Cost:
         if x.kind in _FREE or x.kind.endswith("-done"):
             return Cost()
-        called = list(self._called(x))
+        called = _hlo.callees(x.line)
         if x.kind == "while":
-            trips = re.search(r"known_trip_count[^\d]*(\d+)", x.line)
-            unknown = Cost(host_loops=int(not trips))
-            return unknown.plus(self.cost(called[-1]), int(trips[1]) if trips else 1)
+            trips = _hlo.trip_count(x.line)
+            unknown = Cost(host_loops=int(trips is None))
+            return unknown.plus(self.cost(called[0]), 1 if trips is None else trips)
         if x.kind == "conditional":
             usual = min(map(self.cost, called), key=lambda cost: cost.moved)
             return usual.plus(Cost(conditionals=1))
@@ -136,16 +125,7 @@ class _Program:
         sorts = x.kind == "sort" or "cub" in x.line.split("metadata=")[0].lower()
         return Cost(moved, 1, sorts=int(sorts and x.kind in ("sort", "custom-call")))
 
-    def _called(self, x: _Instruction) -> Iterator[str]:
-        """The computations that an instruction runs; of a loop the body comes last."""
-        for key in ("calls", "to_apply", "condition", "body"):
-            if found := re.search(rf"\b{key}=%?([\w.\-]+)", x.line):
-                yield found[1]
-        if found := re.search(r"branch_computations=\{(.*?)\}", x.line):
-            yield from re.findall(r"%?([\w.\-]+)", found[1])
-        yield from re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", x.line)
-
-    def _fused(self, name: str, operands: list[int]) -> float:
+    def _fused(self, name: str, operands: list[float]) -> float:
         """Bytes of one kernel: slices, gathers and scatters move what they touch."""
         body = {x.name: x for x in self.bodies[name]}
         users = collections.defaultdict(list)

@@ -10,7 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import path_name
 from sparsejax._nesting import refuse_wrappers
-from sparsejax._workers import AxisName, Workers, sharded_axes
+from sparsejax._workers import (
+    AxisName,
+    Workers,
+    sharded_axes,
+    spec_axes,
+    without_axes,
+)
 from sparsejax.placement._markers import add_shard_axis, drop_shard_axis, state_specs
 
 
@@ -127,12 +133,7 @@ def _spec(path: Any, leaf: Any, shards: Workers) -> P:
         )
     known = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     spec = (leaf if known else jax.typeof(leaf)).sharding.spec
-
-    def own(entry):
-        names = entry if isinstance(entry, tuple) else (entry,)
-        return tuple(name for name in names if name in axes) or None
-
-    return P(*(own(entry) for entry in spec))
+    return without_axes(spec, set(spec_axes(spec)) - axes)
 
 
 def _check_sharded(updates: Any, shards: Workers) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import path_name
-from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes
+from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes, without_axes
 
 # The fix for parameters that are sharded over the workers' own axis.
 SHARD_IN_ISLANDS = (
@@ -71,12 +71,7 @@ def _spec_of(leaf: Any) -> P | None:
 def _useful(spec: P, sizes: dict[str, int], workers: Workers) -> P:
     """`spec` without the axes that shard nothing, and without the workers' one."""
     dropped = {a for a in spec_axes(spec) if sizes.get(a, 1) == 1} | set(workers.axes)
-
-    def kept(entry):
-        names = tuple(a for a in spec_axes([entry]) if a not in dropped)
-        return names[0] if len(names) == 1 else names or None
-
-    entries = [kept(entry) for entry in spec]
+    entries = list(without_axes(spec, dropped))
     while entries and entries[-1] is None:
         entries.pop()
     return P(*entries)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import jax
 
+from sparsejax.planning import _hlo
 from sparsejax.planning._collectives import (
     Operation,
     WireBytes,
@@ -15,7 +16,6 @@ from sparsejax.planning._collectives import (
     summarise,
 )
 
-_SHAPE = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\]")
 # `%name = SHAPE opcode(operands), attributes`. Asynchronous collectives are pairs of a
 # start and a done; only the start is counted.
 _INSTRUCTION = re.compile(
@@ -23,15 +23,10 @@ _INSTRUCTION = re.compile(
     r"(?P<kind>all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
     r"(?P<start>-start)?\("
 )
-_CALLEES = re.compile(
-    r"(?:to_apply|calls|body|branch_computations|true_computation|false_computation)="
-    r"(\{[^}]*\}|%?[\w.\-]+)"
-)
 # Groups along named axes, `mesh['data'=4,'model'=2] {'data'}`, or along a part of one,
 # `{'data':(1)2}`.
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'(?::\(\d+\)(\d+))?")
-_TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
 
 
 def compiled_wire_bytes(
@@ -77,27 +72,13 @@ def compiled_wire_bytes(
             r"replica_count=(\d+)", text
         )
         devices = int(found.group(1)) if found else 1
-    computations, entry = _computations(text)
+    computations, entry = _hlo.computations(text)
     if not entry:
         raise ValueError(
             "compiled: this text has no ENTRY computation, so it is not a compiled "
             "program; call `.compile()` on the lowered program."
         )
     return summarise(map(received, _walk(computations, entry, devices, "", 1)))
-
-
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    computations: dict[str, list[str]] = {}
-    entry, current = "", ""
-    for line in text.splitlines():
-        head = re.match(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
-        if head and not line.startswith(" "):
-            current = head.group(2)
-            computations[current] = []
-            entry = current if head.group(1) else entry
-        elif current:
-            computations[current].append(line)
-    return computations, entry
 
 
 def _walk(
@@ -107,11 +88,7 @@ def _walk(
     for line in computations.get(name, ()):
         if found := _INSTRUCTION.match(line):
             yield _operation(found, line, devices, branch, times)
-        callees = [
-            callee.strip().lstrip("%")
-            for group in _CALLEES.findall(line)
-            for callee in group.strip("{}").split(",")
-        ]
+        callees = _hlo.callees(line)
         if " conditional(" in line:
             if "true_computation" in line:
                 callees = callees[::-1]  # jax's order: false is branch 0
@@ -120,18 +97,15 @@ def _walk(
                 yield from _walk(computations, callee, devices, inside, times)
             conditionals += 1
         elif not found:
-            trips = _TRIPS.search(line) if " while(" in line else None
-            repeats = int(trips.group(1)) if trips else 1
+            trips = _hlo.trip_count(line) if " while(" in line else None
+            repeats = 1 if trips is None else trips
             for callee in callees:
                 yield from _walk(computations, callee, devices, branch, times * repeats)
 
 
 def _operation(found, line: str, devices: int, branch: str, times: int) -> Operation:
     kind = found["kind"].removeprefix("collective-")
-    shapes = [
-        _bits(dtype) * math.prod(map(int, filter(None, dims.split(",")))) / 8
-        for dtype, dims in _SHAPE.findall(found["shape"])
-    ]
+    shapes = _hlo.sizes(found["shape"])
     if found["start"]:
         # An asynchronous start returns (operands, results, ...), equally many of each.
         halves = len(shapes) // 2
@@ -151,10 +125,3 @@ def _group_size(line: str, devices: int) -> int:
         axes = _AXIS.findall(found.group(2))
         return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return devices
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "pred":
-        return 8
-    digits = re.search(r"\d+", dtype)
-    return int(digits.group()) if digits else 0

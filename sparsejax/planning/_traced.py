@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import check_count
 from sparsejax._local_gradient import wrap
-from sparsejax._workers import AxisName, Workers, spec_axes
+from sparsejax._workers import AxisName, Workers, spec_axes, without_axes
 from sparsejax.placement._markers import PerShard
 from sparsejax.placement._specs import with_param_specs
 from sparsejax.planning._collectives import Operation
@@ -160,8 +160,7 @@ def _check(tx: Any, params: Any) -> None:
 def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:
     """The sharding of a parameter over other axes than the workers'."""
     spec = getattr(getattr(leaf, "sharding", None), "spec", None) or ()
-    others = ([n for n in spec_axes([entry]) if n not in worker_axes] for entry in spec)
-    return P(*(tuple(names) or None for names in others))
+    return without_axes(spec, set(worker_axes))
 
 
 def _walk(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +17,30 @@ if TYPE_CHECKING:
 def running_sum(x: Int32[Array, " m"]) -> Int32[Array, " m"]:
     """The inclusive running sum.
 
-    On CPU `cumsum` reads a window for each result. For GPUs XLA splits the windows into
-    levels of 16, and `associative_scan` becomes dozens of kernels that take the
-    compiler seconds.
-
     Example:
       >>> print(running_sum(jnp.array([1, 2, 0, 3], jnp.int32)))
       [1 3 3 6]
     """
-    if _xla.on_cpu():
-        return jax.lax.associative_scan(jnp.add, x)
-    return jax.lax.cumsum(x)
+    return _running(x, jnp.add, jax.lax.cumsum)
 
 
 def running_max(x: Int32[Array, " m"]) -> Int32[Array, " m"]:
-    """The largest of all values up to each one; the forms are those of `running_sum`.
+    """The largest of all values up to each one.
 
     Example:
       >>> print(running_max(jnp.array([1, 2, 0, 3], jnp.int32)))
       [1 2 2 3]
     """
-    if _xla.on_cpu():
-        return jax.lax.associative_scan(jnp.maximum, x)
-    return jax.lax.cummax(x)
+    return _running(x, jnp.maximum, jax.lax.cummax)
+
+
+def _running(
+    x: Int32[Array, " m"], combine: Callable[..., Any], windowed: Callable[..., Any]
+) -> Int32[Array, " m"]:
+    """The running result of `combine`, which `windowed` computes as well.
+
+    On CPU `windowed` reads a window for each result. For GPUs XLA splits the windows
+    into levels of 16, and `associative_scan` becomes dozens of kernels that take the
+    compiler seconds.
+    """
+    return jax.lax.associative_scan(combine, x) if _xla.on_cpu() else windowed(x)

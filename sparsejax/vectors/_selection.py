@@ -84,7 +84,6 @@ def select_in(
         return _fill_slots(words, lambda position: position, quota, capacity, span)
     tile, rows = tiling(span)
     tile_words = -(-tile // _bits.WORD)
-    words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
 
     def insert(words, row, magnitudes):
         # The buffer is flat, since XLA:CPU splits a loop over threads along the first
@@ -92,13 +91,15 @@ def select_in(
         packed = _bits.pack(magnitudes >= threshold)
         return jax.lax.dynamic_update_slice(words, packed, (row * tile_words,))
 
-    if not _xla.on_cpu() and span:
+    if span and not _xla.on_cpu():
         # As in `count_in`; and XLA takes NaN to reach a 0 that it sees.
         start, threshold = _xla.computed_once((start, threshold))
         values, inside = read_tile(vector, start, size, jnp.int32(0), span)
         words = _bits.pack((jnp.abs(values) >= threshold) & inside)
-    elif span:
-        words = scan_region(insert, words, vector, start, size, span)
+    else:
+        words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
+        if span:
+            words = scan_region(insert, words, vector, start, size, span)
 
     def coordinate(position):
         row = position // max(tile_words * _bits.WORD, 1)
