@@ -64,3 +64,24 @@ def test_a_device_receives_shards_of_what_changes():
     )
     # A quarter of the model, and the few scales that all shards hold.
     assert sum(sizes) <= moved.total <= 1.1 * sum(sizes) + 4 * 3 * SIZE.width
+
+
+@pytest.mark.parametrize("name", language_model.RECIPES)
+def test_planned_bytes_are_those_of_the_compiled_exchange(name):
+    mesh = _cluster.make_mesh(8, task().placement.axes)
+    params = place(task().init(0), task().placement, mesh)
+    tx = language_model.RECIPES[name].build(0.05)
+    with jax.set_mesh(mesh):
+        rows = jax.tree.map(two_rows, params, task().placement.specs)
+        program = jax.jit(tx.update).lower(rows, tx.init(params)).compile()
+    planned = sparsejax.wire_bytes(tx, params, workers=2, axis_name="replica")
+    measured = sparsejax.compiled_wire_bytes(program)
+    assert (measured.total, measured.least) == (planned.total, planned.least)
+    assert measured.by_kind == planned.by_kind
+
+
+def two_rows(leaf, spec):
+    """Gradients of two replicas, of the shape and sharding of a parameter."""
+    sharding = jax.NamedSharding(leaf.sharding.mesh, jax.P("replica", *spec))
+    shape = (2, *leaf.shape)
+    return sparsejax.PerWorker(jax.device_put(np.ones(shape, "f"), sharding))

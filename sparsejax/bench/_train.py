@@ -48,44 +48,46 @@ class _Training:
 
     def __init__(self, name: str, mesh: jax.sharding.Mesh, density: float):
         place = functools.partial(NamedSharding, mesh)
+        self.mesh = mesh
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
-        if name == NO_EXCHANGE:
-            # Each worker trains alone. Its parameters are typed per worker, so nothing
-            # averages them.
+        alone = name == NO_EXCHANGE
+        if alone:
             tx, self.bytes_per_step = optax.sgd(1e-3), 0
-            where = P("data")
             self.params = jax.jit(
                 lambda p: jax.tree.map(
                     lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), p
                 ),
-                out_shardings=place(where),
+                out_shardings=place(P("data")),
             )(self.params)
             self.state = tx.init(())
         else:
             recipe = RECIPES[name].build(density)
-            tx, where = optax.chain(recipe, optax.sgd(1e-3)), P()
+            tx = optax.chain(recipe, optax.sgd(1e-3))
             self.bytes_per_step = round(
                 sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).least
             )
             self.state = sparsejax.init(tx, self.params, mesh)
-        alone = name == NO_EXCHANGE
-        specs = (where, sparsejax.state_specs(self.state, "data"))
+        gradient = jax.value_and_grad if alone else sparsejax.value_and_grad
 
-        def step(params, state, batch):
-            mine = jax.tree.map(lambda p: p[0], params) if alone else params
-            _, grads = sparsejax.value_and_grad(loss)(mine, batch)
-            updates, state = tx.update(grads, state, mine)
-            new = optax.apply_updates(mine, updates)
-            return jax.tree.map(lambda p: p[None], new) if alone else new, state
+        def together(params, state, batch):
+            _, grads = gradient(loss)(params, batch)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
 
-        self._step = jax.jit(
-            jax.shard_map(
-                step, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs
-            ),
-            donate_argnums=(0, 1),
-            out_shardings=jax.tree.map(place, specs),
-        )
+        def apart(params, state, batch):
+            new, state = together(jax.tree.map(lambda p: p[0], params), state, batch)
+            return jax.tree.map(lambda p: p[None], new), state
+
+        step = together
+        if alone:
+            # Each worker trains parameters of its own. A plain loop would run products
+            # of stacked matrices, which are slower.
+            specs = (P("data"), P())
+            step = jax.shard_map(
+                apart, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs
+            )
+        self._step = jax.jit(step, donate_argnums=(0, 1))
         shape = (BATCH * mesh.size, SIZES[0])
         self.batch = jax.jit(
             lambda: jax.random.normal(jax.random.key(1), shape),
@@ -93,7 +95,8 @@ class _Training:
         )()
 
     def step(self):
-        self.params, self.state = self._step(self.params, self.state, self.batch)
+        with jax.set_mesh(self.mesh):
+            self.params, self.state = self._step(self.params, self.state, self.batch)
         return self.params
 
     def density(self) -> float:
