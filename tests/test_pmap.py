@@ -174,7 +174,7 @@ def test_resize_from_pmap_to_a_mesh():
         )
 
 
-@pytest.mark.parametrize("kind", ["unreplicated", "out_axes"])
+@pytest.mark.parametrize("kind", ["unreplicated", "out_axes", "out_specs"])
 def test_one_workers_state_is_refused(kind):
     """The state of one worker looks replicated, but has the residual of one worker."""
     _, state = trained(EXDYNA)
@@ -182,6 +182,9 @@ def test_one_workers_state_is_refused(kind):
     mesh = jax.sharding.Mesh(mesh_of().devices, ("batch",))
     if kind == "unreplicated":
         one = jax_utils.unreplicate(state).opt_state
+    elif kind == "out_specs":
+        placed = sparsejax.resize_workers(tx, state.opt_state, params, mesh)
+        one = _handed_out_as_replicated(placed, mesh)
     else:
         looks = jax.pmap(
             lambda state, batch: step(state, batch)[0].opt_state,
@@ -189,8 +192,20 @@ def test_one_workers_state_is_refused(kind):
             out_axes=None,
         )
         one = looks(state, BATCHES[4])
-        with pytest.raises(ValueError, match=r"per_worker.*differ.*out_axes=0"):
+    if kind != "unreplicated":
+        with pytest.raises(
+            ValueError, match=r"per_worker.*differ.*out_axes=0.*state_specs"
+        ):
             sparsejax.check_replicas(one, mesh)
     for host in (one, jax.device_get(one)):
-        with pytest.raises(ValueError, match=r"1 of the residuals of 8.*out_axes=0"):
+        with pytest.raises(
+            ValueError, match=r"1 of the residuals of 8.*out_axes=0.*state_specs"
+        ):
             sparsejax.resize_workers(tx, host, params, mesh)
+
+
+def _handed_out_as_replicated(state, mesh):
+    """Each device keeps its own row, as `out_specs=P()` without types allows."""
+    specs = sparsejax.state_specs(state, "batch")
+    options = {"in_specs": (specs,), "out_specs": P(), "check_vma": False}
+    return jax.jit(jax.shard_map(lambda state: state, mesh=mesh, **options))(state)

@@ -159,10 +159,10 @@ def _check_all_workers(
             raise ValueError(
                 f"resize_workers: the state has {rows} of the residuals of "
                 f"{max(counts)} workers. It is the view of one worker, such as from "
-                f"`flax.jax_utils.unreplicate` or `out_axes=None` of `jax.pmap`, and "
-                f"lacks the pending gradients of the others. Pass the state of all "
-                f"workers, [w, 1, ...]: `jax.pmap` returns this with `out_axes=0`, and "
-                f"`jax.shard_map` with `out_specs` of "
+                f"`flax.jax_utils.unreplicate`, `out_axes=None` of `jax.pmap` or "
+                f"`out_specs=P()` of `jax.shard_map`, and lacks the pending gradients "
+                f"of the others. Pass the state of all workers: `jax.pmap` returns it "
+                f"with `out_axes=0`, and `jax.shard_map` with `out_specs` of "
                 f"`sparsejax.state_specs(state)`."
             )
 
