@@ -30,6 +30,8 @@ assert sparsejax.report(state).sent == 10
 assert nnx_losses[1] < nnx_losses[0]
 assert sparsejax.report(optimizer.opt_state).sent == 10
 assert jax.tree.leaves(statistics)[0].shape == (16,)
+assert dynamic_scale.scale == 2**16 and dynamic_scale.fin_steps == 1
+assert 0 < loss < 2, loss
 """,
     "manual_loops": """
 assert 0 < loss < 1
