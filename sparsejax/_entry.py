@@ -9,15 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax._checks import path_name
-from sparsejax._layout import Layout
+from sparsejax._layout import Layout, check_leaves
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
 from sparsejax.placement._markers import drop_worker_axis
 
 
 def check_init(params: Any, workers: Workers) -> None:
-    """Raises ValueError for a call of `init` inside a wrapper, or on sharded leaves."""
+    """Checks a call of `init`.
+
+    Raises:
+      TypeError: if a parameter is not real floating point.
+      ValueError: for a call inside a wrapper, or on sharded leaves.
+    """
     refuse_wrappers("init")
+    check_leaves(params)
     if workers.bound():
         _check_whole("init", params, workers)
 

@@ -82,6 +82,62 @@ def bare(path: tuple[Any, ...]) -> tuple[Any, ...]:
     return path[:-1] if boxed else path
 
 
+# The remedy for each kind of leaf that is not real floating point.
+_REMEDIES = {
+    "complex": (
+        "Wrap the recipe: `optax.contrib.split_real_and_imaginary(sparsejax.exdyna("
+        "...))`, inside `jax.shard_map` or `sparsejax.simulate`."
+    ),
+    "key": (
+        "Take the parameters alone, such as `nnx.state(model, nnx.Param)`, and pass "
+        "random keys to the loss as an argument of their own."
+    ),
+    "object": (
+        "Take the arrays alone: `params, static = eqx.partition(model, "
+        "eqx.is_inexact_array)`, and `eqx.combine(params, static)` in the loss."
+    ),
+    "other": (
+        "Split the tree, and rejoin the parts in the loss: `floats = jax.tree.map("
+        "lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else None, params)` "
+        "has the leaves for `init` and the gradient."
+    ),
+}
+
+
+def check_leaves(tree: Any) -> None:
+    """Raises TypeError, with the line to write, unless all leaves are real floats."""
+    wrong: dict[str, list[str]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        kind, name = _kind(leaf)
+        if kind != "float":
+            where = jax.tree_util.keystr(bare(path)) or "(root)"
+            wrong.setdefault(kind, []).append(f"`{where}` ({name})")
+    if wrong:
+        named = [name for names in wrong.values() for name in names]
+        raise TypeError(
+            f"parameters and gradients must be real floating point, but "
+            f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} not. "
+            f"{' '.join(_REMEDIES[kind] for kind in wrong)}"
+        )
+
+
+def _kind(leaf: Any) -> tuple[str, str]:
+    """The kind of a leaf, "float" or a key of `_REMEDIES`, and a name for its type."""
+    numeric = hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+    if not numeric:
+        return "object", getattr(leaf, "__name__", type(leaf).__name__)
+    dtype: Any = getattr(leaf, "dtype", type(leaf))
+    kinds = {
+        "float": jnp.floating,
+        "complex": jnp.complexfloating,
+        "key": jax.dtypes.prng_key,
+    }
+    for kind, parent in kinds.items():
+        if jnp.issubdtype(dtype, parent):
+            return kind, str(dtype)
+    return "other", str(dtype)
+
+
 def _describe(leaf: tuple[str, tuple[int, ...]]) -> str:
     path, shape = leaf
     return f"`{path or '(root)'}` of shape {shape}"
@@ -112,21 +168,11 @@ class Layout:
           TypeError: if a leaf is not real floating point.
           ValueError: if the tree has 2^31 coordinates or more.
         """
+        check_leaves(tree)
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
         paths = tuple(jax.tree_util.keystr(bare(path)) for path, _ in leaves)
         shapes = tuple(tuple(jnp.shape(leaf)) for _, leaf in leaves)
         dtypes = tuple(np.dtype(jnp.result_type(leaf)) for _, leaf in leaves)
-        wrong = [
-            f"`{path or '(root)'}` ({dtype})"
-            for path, dtype in zip(paths, dtypes, strict=True)
-            if not jnp.issubdtype(dtype, jnp.floating)
-        ]
-        if wrong:
-            raise TypeError(
-                f"gradients must be real floating point, but {', '.join(wrong)} "
-                f"{'is' if len(wrong) == 1 else 'are'} not. Leave such leaves out with "
-                f"`optax.masked`, or differentiate only the floating-point parameters."
-            )
         layout = cls(tuple(zip(paths, shapes, strict=True)), dtypes, treedef)
         if layout.n > MAX_SIZE:
             raise ValueError(

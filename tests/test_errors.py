@@ -73,10 +73,40 @@ def test_integer_gradients():
     tx = sparsejax.exdyna(0.1)
     state = sparsejax.init(tx, PARAMS, mesh_of())
     wrong = gradients(0) | {"bias": jnp.zeros((WORKERS, 20), jnp.int32)}
-    with pytest.raises(TypeError, match=r"`\['bias'\]` \(int32\).*optax.masked"):
+    with pytest.raises(TypeError, match=r"`\['bias'\]` \(int32\).*floats = jax\.tree"):
         _update(tx, wrong, state)
-    with pytest.raises(TypeError, match="complex64"):
-        sparsejax.init(tx, {"z": jnp.zeros(2, jnp.complex64)}, mesh_of())
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (jnp.zeros(2, jnp.int32), r"\(int32\) is not. Split.*floats = jax\.tree\.map"),
+        (jnp.zeros(2, jnp.complex64), r"\(complex64\).*split_real_and_imaginary\("),
+        (jax.random.key(0), r"\(key<fry>\).*nnx\.state\(model, nnx\.Param\)"),
+        (jax.nn.relu, r"\(relu\).*eqx\.partition\(model, eqx\.is_inexact_array\)"),
+        ("relu", r"\(str\).*eqx\.partition"),
+    ],
+)
+def test_leaves_that_are_no_floats(leaf, message):
+    tx, params = sparsejax.exdyna(0.1), {"a": jnp.zeros(3), "z": leaf}
+    for init in (tx.init, lambda p: sparsejax.init(tx, p, mesh_of())):
+        with pytest.raises(TypeError, match=r"`\['z'\]` " + message):
+            init(params)
+    # The remedies: a tree without the leaf, and real and imaginary parts.
+    floats = jax.tree.map(
+        lambda x: x if jnp.issubdtype(getattr(x, "dtype", int), jnp.floating) else None,
+        params,
+    )
+    with jax.set_mesh(mesh_of()):
+        assert tx.init(floats).memory.per_worker.shape == (WORKERS, 3)
+
+
+def test_complex_leaves_in_two_parts():
+    tx = optax.contrib.split_real_and_imaginary(sparsejax.dense())
+    tx = sparsejax.simulate(tx, workers=2)
+    rows = jnp.array([[1 + 2j, 0], [3, 2j]], jnp.complex64)
+    updates, _ = tx.update(rows, tx.init(rows[0]))
+    assert updates.tolist() == [2 + 1j, 1j]
 
 
 @pytest.mark.parametrize(
