@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 # Errors shorten values: users pass whole trees of parameters by mistake.
 _SHORT = reprlib.Repr()
@@ -119,26 +118,35 @@ def check_capacity(capacity: Any) -> int | None:
     return check_optional_count("capacity", capacity, 1, meaning)
 
 
-def check_value_dtype(dtype: Any) -> np.dtype:
-    """Returns the dtype of values on the wire: float32 or bfloat16.
+VALUE_BITS = (32, 16, 8, 4, 2, 1)
 
-    Default arguments are strings, such as "float32": `optax.inject_hyperparams` treats
-    every callable argument as a schedule, and `jnp.float32` is callable.
+
+def check_value_bits(bits: Any, ways: int = 2) -> tuple[int, int]:
+    """Returns the bits of a value on its way there, and of a mean on its way back.
+
+    The default is None, for 32: `optax.inject_hyperparams` traces arguments that are
+    numbers.
+
+    Args:
+      bits: one of 32, 16, 8, 4, 2, 1; None for 32; where values travel there and back,
+        also a pair of them. A single number below 8 means 8 bits back.
+      ways: how often values travel, 1 or 2.
 
     Raises:
-      ValueError: if `dtype` is neither of them.
+      ValueError: for anything else.
     """
-    allowed = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = None
-    if dtype is None or found not in allowed:
+    pair = (bits, max(bits, 8) if isinstance(bits, int) else bits)
+    if bits is None:
+        pair = (32, 32)
+    elif ways == 2 and isinstance(bits, tuple):
+        pair = bits
+    if len(pair) != 2 or any(type(b) is not int or b not in VALUE_BITS for b in pair):
+        both = ", or a pair of them for the ways there and back" if ways == 2 else ""
         raise ValueError(
-            f"value_dtype: got {dtype!r}, expected jnp.float32, or jnp.bfloat16 to "
-            f"halve the bytes of values (the rounding error is sent later)."
+            f"value_bits: got {bits!r}, expected 32 (the default), 16, 8, 4, 2 or 1 "
+            f"bits for each value{both}. The rounding error is sent later."
         )
-    return found
+    return pair
 
 
 def check_threshold(threshold: Any, name: str = "threshold") -> float:

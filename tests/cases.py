@@ -9,7 +9,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 
-import jax.numpy as jnp
 import optax
 import pytest
 
@@ -81,7 +80,7 @@ def _row(
     )
 
 
-_BF16 = {"value_dtype": jnp.bfloat16}
+_BF16 = {"value_bits": 16}
 _STAIRCASE = {"threshold": thresholds.staircase()}
 
 # Recipes that need arguments here, and variants of recipes.
@@ -108,7 +107,9 @@ _LISTED = (
     _row("exdyna", "bf16", **_BF16),
     _row("topk", "bf16", **_BF16),
     _row("chunked_topk", chunk=40),
-    _row("topk", "union_bf16", exchange=exchanges.union(jnp.bfloat16)),
+    _row("exdyna", "1_bit", value_bits=1, exact=False),
+    _row("topk", "2_bits", value_bits=2, exact=False),
+    _row("topk", "union_bf16", exchange=exchanges.union(16)),
     _row("cltk", "bf16", **_BF16),
     _row("sidco", "leaf_bf16", fit="gamma", granularity="leaf", **_BF16),
     _row("random_k", "unbiased", memory=False, loses=True, unbiased=True),

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from sparsejax._report import whole_report
-from sparsejax.exchanges._values import average
+from sparsejax.exchanges._values import FULL, Widths, average
 from sparsejax.parts import Choice, Delivery, Exchange, Step, no_details
 
 if TYPE_CHECKING:
@@ -22,25 +21,23 @@ if TYPE_CHECKING:
 # Every kind of `Sparsifier.support`.
 EVERY_SUPPORT = frozenset({"disjoint", "overlapping", "agreed", "everything"})
 
-_FLOAT32 = np.dtype(np.float32)
-
 
 def average_whole(
     vector: Float[Array, " n"],
     step: Step,
     details: Any = (),
-    value_dtype: np.dtype = _FLOAT32,
+    widths: Widths = FULL,
 ) -> Delivery:
     """Delivers the mean of all workers' vectors."""
     workers, count = step.workers, step.w
-    if value_dtype == jnp.float32:
+    if widths == FULL:
         mine = jnp.arange(count, dtype=jnp.int32) == step.rank
         # One `psum` call for both, so the flags need no message of their own.
         flags = (mine & step.dropped).astype(vector.dtype)
         total, flags = workers.sum((vector, flags))
         mean, dropped, error = total / count, flags > 0, jnp.zeros((), vector.dtype)
     else:
-        mean, error = average(vector, workers, value_dtype)
+        mean, error = average(vector, workers, widths)
         dropped = workers.gather(jnp.asarray(step.dropped))
     rounded = step.layout.round_all(mean)
     left = workers.localize(mean - rounded) + error
@@ -50,7 +47,7 @@ def average_whole(
 def or_whole(
     apply: Apply,
     whole: Callable[[Layout, int], Any] = no_details,
-    value_dtype: np.dtype = _FLOAT32,
+    widths: Widths = FULL,
 ) -> Apply:
     """An `Exchange.apply` that averages whole vectors if the choice is a whole vector.
 
@@ -58,7 +55,7 @@ def or_whole(
       apply: the `Exchange.apply` for choices with indices.
       whole: `(layout, worker_count) -> details`, the details of a step that averages
         whole vectors.
-      value_dtype: the dtype of values on the wire.
+      widths: bits of a value there and back.
     """
 
     def either(vector, choice, state, step):
@@ -66,7 +63,7 @@ def or_whole(
         if choice.indices is not None and choice.indices.size:
             return apply(vector, choice, state, step)
         details = whole(step.layout, step.w)
-        return average_whole(vector, step, details, value_dtype), state
+        return average_whole(vector, step, details, widths), state
 
     return either
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax._checks import check_value_dtype
+from sparsejax._checks import check_value_bits
 from sparsejax._report import sparse_report
 from sparsejax.exchanges._dense import or_whole
 from sparsejax.exchanges._indices import facts_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ACCEPTED = frozenset({"overlapping", "agreed", "everything"})
 
 
-def leader(value_dtype: Any = "float32") -> Exchange:
+def leader(value_bits: Any = None) -> Exchange:
     """Worker `step mod w` chooses the coordinates, and all average their values there.
 
     Each step takes two messages, whose size does not depend on the number of workers:
@@ -35,14 +35,13 @@ def leader(value_dtype: Any = "float32") -> Exchange:
     collective; the choices of the others are not sent.
 
     Args:
-      value_dtype: the dtype of values on the wire, float32 or bfloat16. Values are
-        summed in float32, and rounding errors stay in the residuals.
+      value_bits: see `union`.
 
     Returns:
       An exchange for all choices except disjoint ones, of coordinates or rows.
 
     Raises:
-      ValueError: if `value_dtype` is neither float32 nor bfloat16.
+      ValueError: for another `value_bits`.
 
     Example:
       >>> import sparsejax
@@ -53,7 +52,7 @@ def leader(value_dtype: Any = "float32") -> Exchange:
       ...     memory=memories.error_feedback(),
       ... )
     """
-    value_dtype = check_value_dtype(value_dtype)
+    widths = check_value_bits(value_bits)
 
     def apply(vector, choice, state, step):
         units, count, mine = Units.of(choice, step.n), step.w, step.rank
@@ -74,11 +73,11 @@ def leader(value_dtype: Any = "float32") -> Exchange:
             code, nowhere[None], units.number, units.number, choice.indices.shape[0]
         )
         indices = units.coordinates(indices[0])
-        update, left = deliver_at(vector, indices, step, value_dtype)
+        update, left = deliver_at(vector, indices, step, widths)
         report = sparse_report(indices, step.n, facts)
         return Delivery(update, indices, left, report), state
 
-    return Exchange(or_whole(apply, value_dtype=value_dtype), _ACCEPTED, "leader")
+    return Exchange(or_whole(apply, widths=widths), _ACCEPTED, "leader")
 
 
 def _widen(words: UInt[Array, " m"]) -> UInt32[Array, " half"]:

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import _xla
-from sparsejax._checks import check_value_dtype
+from sparsejax._checks import check_value_bits
 from sparsejax._report import sparse_report
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
 from sparsejax.exchanges._indices import gather_indices, united
 from sparsejax.exchanges._units import Units
 from sparsejax.parts import Delivery, Exchange
-from sparsejax.vectors._rounding import round_to
+from sparsejax.vectors._narrow import value_code
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
@@ -33,7 +33,7 @@ class PairsDetails(NamedTuple):
     union: Int[Array, ""]
 
 
-def pairs(value_dtype: Any = "float32") -> Exchange:
+def pairs(value_bits: Any = None) -> Exchange:
     """All workers receive all pairs, and add the values of each coordinate.
 
     Each step takes one message: an all-gather of the indices, in the shortest code, the
@@ -45,14 +45,16 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
     are equal on all workers take fewer bytes with `union`.
 
     Args:
-      value_dtype: the dtype of values on the wire, float32 or bfloat16. Values are
-        summed in float32, and rounding errors stay in the residual.
+      value_bits: the bits of a value on the wire: 32 (float32, the default), 16
+        (bfloat16), 8, 4, 2 or 1. Values are summed in float32, and rounding errors
+        stay in the residual. Short lists, for which the scales of narrow values do not
+        pay, take 16 bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
 
     Raises:
-      ValueError: if `value_dtype` is neither float32 nor bfloat16.
+      ValueError: for another `value_bits`.
 
     Example:
       >>> import sparsejax
@@ -63,16 +65,17 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
       ...     memory=memories.error_feedback(),
       ... )
     """
-    value_dtype = check_value_dtype(value_dtype)
+    bits, _ = check_value_bits(value_bits, ways=1)
 
     def apply(vector, choice, state, step):
         units, layout, count = Units.of(choice, step.n), step.layout, step.w
         own = units.values(vector, choice.indices)
-        values = round_to(own, value_dtype)
-        indices, facts, received = gather_indices(
-            choice, step, values.astype(value_dtype)
-        )
-        shares = received.astype(jnp.float32) / count
+        code = value_code(bits, own.size)
+        words = code.encode(own.reshape(-1))
+        values = code.decode(words).reshape(own.shape)
+        indices, facts, received = gather_indices(choice, step, words)
+        received = jax.vmap(code.decode)(received)
+        shares = received.reshape(count, *own.shape) / count
         total = _sum_in_order(units, indices, shares)
         first = united(indices, units, step)
         chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
@@ -101,7 +104,7 @@ def pairs(value_dtype: Any = "float32") -> Exchange:
         return PairsDetails(everything, jnp.asarray(layout.n, jnp.int32))
 
     return Exchange(
-        or_whole(apply, whole, value_dtype), EVERY_SUPPORT, "pairs", details=details
+        or_whole(apply, whole, (bits, bits)), EVERY_SUPPORT, "pairs", details=details
     )
 
 

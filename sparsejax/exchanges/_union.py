@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax import _xla, partitions
-from sparsejax._checks import check_value_dtype
+from sparsejax._checks import check_value_bits
 from sparsejax._report import sparse_report
 from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
 from sparsejax.exchanges._indices import gather_facts, gather_indices, united
@@ -30,13 +30,13 @@ class UnionDetails(NamedTuple):
     histogram: Int[Array, " B"]
 
 
-def union(value_dtype: Any = "float32") -> Exchange:
+def union(value_bits: Any = None) -> Exchange:
     """All workers receive all indices, and average their values there.
 
     Each step takes two messages: an all-gather of the indices, in the shortest code,
-    with the small facts of the report; and the mean of `w k` values. Values in bfloat16
-    take half the bytes. They are summed in float32, and rounding errors stay in the
-    residuals.
+    with the small facts of the report; and the mean of `w k` values. In fewer than 32
+    bits values travel twice, to a worker that averages them and back, and a worker
+    keeps the rounding errors of both.
 
     Every worker delivers its value at every gathered coordinate, also at coordinates
     that only others chose. The union of overlapping choices grows with the number of
@@ -44,13 +44,17 @@ def union(value_dtype: Any = "float32") -> Exchange:
     that are equal on all workers are not sent.
 
     Args:
-      value_dtype: the dtype of values on the wire, float32 or bfloat16.
+      value_bits: the bits of a value on the wire: 32 (float32, the default), 16
+        (bfloat16), 8, 4, 2 or 1. Or a pair, for the ways to the worker that averages
+        and back; a single number below 8 means 8 bits back. Values are summed in
+        float32, and rounding errors stay in the residuals. Short lists, for which the
+        scales of narrow values do not pay, take 16 bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.
 
     Raises:
-      ValueError: if `value_dtype` is neither float32 nor bfloat16.
+      ValueError: for another `value_bits`.
 
     Example:
       >>> import sparsejax
@@ -60,7 +64,7 @@ def union(value_dtype: Any = "float32") -> Exchange:
       ...     memory=sparsejax.memories.error_feedback(),
       ... )
     """
-    value_dtype = check_value_dtype(value_dtype)
+    widths = check_value_bits(value_bits)
 
     def apply(vector, choice, state, step):
         units = Units.of(choice, step.n)
@@ -73,7 +77,7 @@ def union(value_dtype: Any = "float32") -> Exchange:
         else:
             indices, facts = gather_indices(choice, step)
             indices = united(indices, units, step)
-        update, left = deliver_at(vector, indices, step, value_dtype)
+        update, left = deliver_at(vector, indices, step, widths)
         details = UnionDetails(_histogram(indices, step.n, step.w))
         report = sparse_report(indices, step.n, facts, details)
         return Delivery(update, indices, left, report), state
@@ -86,7 +90,7 @@ def union(value_dtype: Any = "float32") -> Exchange:
         return UnionDetails(_block_sizes(layout.n, worker_count))
 
     return Exchange(
-        or_whole(apply, whole, value_dtype),
+        or_whole(apply, whole, widths),
         EVERY_SUPPORT,
         "union",
         details=details,

@@ -6,24 +6,28 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sparsejax import _xla
 from sparsejax._workers import Workers
 from sparsejax.parts import Step
-from sparsejax.vectors._rounding import round_to
+from sparsejax.vectors._narrow import value_code
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
 
-def average(
-    values: Float[Array, " m"], workers: Workers, dtype: np.dtype
-) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
-    """The mean over workers, with values of `dtype` on the wire, summed in float32.
+# Bits of a value on its way to the worker that averages, and of a mean on its way back.
+Widths = tuple[int, int]
+FULL: Widths = (32, 32)
 
-    An all-reduce sends each value twice in float32; for bfloat16 this function sends
-    each value twice in bfloat16. Each worker sends a share of its values to every other
+
+def average(
+    values: Float[Array, " m"], workers: Workers, widths: Widths
+) -> tuple[Float[Array, " m"], Float[Array, " m"]]:
+    """The mean over workers, with values of few bits on the wire, summed in float32.
+
+    An all-reduce sends each value twice in float32; with fewer bits this function sends
+    each value twice in them. Each worker sends a share of its values to every other
     worker and averages the received shares; an all-gather collects the means. The wire
     carries integers, since compilers widen narrow floats and move casts across
     collectives.
@@ -31,7 +35,7 @@ def average(
     Args:
       values: Float32[m], per worker.
       workers: the workers' axis.
-      dtype: float32 or bfloat16.
+      widths: bits of a value there and back.
 
     Returns:
       mean: Float32[m], replicated.
@@ -39,7 +43,7 @@ def average(
         minus `mean`: a worker keeps the rounding error of its own values, and w times
         the rounding error of the means that it computed.
     """
-    if dtype == jnp.float32:
+    if widths == FULL:
         mean = workers.mean(values)
         # `mean - mean` is 0, but makes the residual depend on the mean: the residual is
         # not overwritten before this worker's values are read.
@@ -48,23 +52,23 @@ def average(
     if not m:
         return workers.mean(values), values
     rows = jnp.pad(values, (0, -m % count)).reshape(count, -1)
-    rounded = round_to(rows, dtype)
-    words = jax.lax.bitcast_convert_type(rounded.astype(dtype), jnp.uint16)
-    received = workers.all_to_all(words)
-    received = jax.lax.bitcast_convert_type(received, dtype).astype(jnp.float32)
+    there, back = (value_code(bits, rows.shape[1]) for bits in widths)
+    words = jax.vmap(there.encode)(rows)
+    rounded = jax.vmap(there.decode)(words)
+    received = jax.vmap(there.decode)(workers.all_to_all(words))
     exact = jnp.sum(received, axis=0) / count
-    share = round_to(exact, dtype)
-    words = jax.lax.bitcast_convert_type(share.astype(dtype), jnp.uint16)
-    means = jax.lax.bitcast_convert_type(workers.gather(words), dtype)
-    error = (rows - rounded).at[workers.index()].add(count * (exact - share))
-    return means.astype(jnp.float32).reshape(-1)[:m], error.reshape(-1)[:m]
+    words = back.encode(exact)
+    means = jax.vmap(back.decode)(workers.gather(words))
+    rest = count * (exact - back.decode(words))
+    error = (rows - rounded).at[workers.index()].add(rest)
+    return means.reshape(-1)[:m], error.reshape(-1)[:m]
 
 
 def deliver_at(
     vector: Float[Array, " n"],
     indices: Int[Array, " m"],
     step: Step,
-    value_dtype: np.dtype,
+    widths: Widths,
 ) -> tuple[Float[Array, " n"], Float[Array, " m"]]:
     """Averages every worker's values at `indices`.
 
@@ -72,7 +76,7 @@ def deliver_at(
       vector: Float[n], per worker.
       indices: Int32[m], replicated and distinct; empty slots hold `n`.
       step: the step.
-      value_dtype: the dtype of values on the wire.
+      widths: bits of a value there and back.
 
     Returns:
       update: Float[n], replicated.
@@ -80,7 +84,7 @@ def deliver_at(
     """
     workers, layout = step.workers, step.layout
     own = vector.at[indices].get(mode="fill", fill_value=0)
-    mean, error = average(own, workers, value_dtype)
+    mean, error = average(own, workers, widths)
     rounded = layout.round(indices, mean)
     # Indices are distinct, so the order of the scatter cannot make replicas drift
     # apart.

@@ -21,7 +21,7 @@ def chunked_topk(
     chunk: int = 4096,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
     """Each worker sends the largest magnitudes of each chunk of its vector.
@@ -41,7 +41,7 @@ def chunked_topk(
       chunk: the number of coordinates of a chunk.
       axis_name: see `sparsejax.sparsify`.
       exchange: an exchange for overlapping choices; by default `exchanges.pairs()`.
-      value_dtype: see `sparsejax.exchanges.pairs`; other exchanges have their own.
+      value_bits: see `sparsejax.exchanges.pairs`; other exchanges have their own.
       nonfinite: see `sparsejax.sparsify`.
 
     Returns:
@@ -58,7 +58,7 @@ def chunked_topk(
     density, chunk = check_density(density), check_count("chunk", chunk)
     return sparsify(
         sparsifiers.chunked_topk(chunk, target_count(density, chunk)),
-        exchange=exchange_or_pairs(exchange, value_dtype),
+        exchange=exchange_or_pairs(exchange, value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

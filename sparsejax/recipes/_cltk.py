@@ -16,7 +16,7 @@ def cltk(
     *,
     max_density: float | None = None,
     axis_name: AxisName = "data",
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,7 +34,7 @@ def cltk(
       density: fraction of the coordinates to deliver, in (0, 1], or a schedule.
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       axis_name: see `sparsejax.sparsify`.
-      value_dtype: see `sparsejax.exchanges.union`.
+      value_bits: see `sparsejax.exchanges.union`.
       capacity: slots of the message; by default k.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -54,7 +54,7 @@ def cltk(
     """
     return sparsify(
         sparsifiers.topk(density, capacity=capacity, max_density=max_density),
-        exchange=exchanges.leader(value_dtype),
+        exchange=exchanges.leader(value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

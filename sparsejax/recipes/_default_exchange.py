@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from sparsejax import exchanges
-from sparsejax._checks import check_part, check_value_dtype
+from sparsejax._checks import check_part
 from sparsejax.parts import Exchange
 
 
-def exchange_or_pairs(exchange: Exchange | None, value_dtype: Any) -> Exchange:
-    """Returns `exchange`, or `exchanges.pairs(value_dtype)` for None.
+def exchange_or_pairs(exchange: Exchange | None, value_bits: Any) -> Exchange:
+    """Returns `exchange`, or `exchanges.pairs(value_bits)` for None.
 
     Raises:
       TypeError: if `exchange` is not an `Exchange`, but for example a name.
-      ValueError: for a `value_dtype` together with an exchange, which has its own.
+      ValueError: for a `value_bits` together with an exchange, which has its own.
     """
     if exchange is None:
-        return exchanges.pairs(value_dtype)
+        return exchanges.pairs(value_bits)
     check_part("exchange", exchange, Exchange, "exchanges.union()")
-    if check_value_dtype(value_dtype) != jnp.float32:
+    if value_bits is not None:
         raise ValueError(
-            f"value_dtype: got {value_dtype!r} together with exchange "
-            f"`{exchange.name}`, which has its own value_dtype. Pass it there, such as "
-            f"`exchange=sparsejax.exchanges.union(jnp.bfloat16)`."
+            f"value_bits: got {value_bits!r} together with exchange "
+            f"`{exchange.name}`, which has its own value_bits. Pass it there, such as "
+            f"`exchange=sparsejax.exchanges.union(16)`."
         )
     return exchange

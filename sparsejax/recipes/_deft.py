@@ -15,7 +15,7 @@ def deft(
     density: float = 0.01,
     *,
     axis_name: AxisName = "data",
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,7 +34,7 @@ def deft(
       density: density of the update, in (0, 1]: `K* = max(1, floor(density n))`
         coordinates in all.
       axis_name: see `sparsejax.sparsify`.
-      value_dtype: see `sparsejax.exchanges.union`.
+      value_bits: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -56,7 +56,7 @@ def deft(
     """
     return sparsify(
         sparsifiers.layerwise(density, capacity=capacity),
-        exchange=exchanges.union(value_dtype),
+        exchange=exchanges.union(value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

@@ -28,7 +28,7 @@ def dgc(
     clip_norm: float | None = None,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -52,7 +52,7 @@ def dgc(
       clip_norm: each worker first clips its gradient to the norm `clip_norm / sqrt(w)`.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
-      value_dtype: see `sparsejax.exchanges.pairs`.
+      value_bits: see `sparsejax.exchanges.pairs`.
       capacity: slots per worker after warm-up; by default `max(1, floor(density n))`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -70,7 +70,7 @@ def dgc(
       Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the
       Communication Bandwidth for Distributed Training", ICLR 2018 (arXiv 1712.01887).
     """
-    delivers = exchange_or_pairs(exchange, value_dtype)
+    delivers = exchange_or_pairs(exchange, value_bits)
     memory = memories.momentum_correction(momentum)
     steps = check_optional_count("warmup_steps", warmup_steps, 0) or 0
 

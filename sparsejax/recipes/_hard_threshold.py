@@ -19,7 +19,7 @@ def hard_threshold(
     max_density: float = 0.01,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,7 +34,7 @@ def hard_threshold(
       max_density: the fraction of the coordinates that fit the message, in (0, 1].
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
-      value_dtype: see `sparsejax.exchanges.pairs`.
+      value_bits: see `sparsejax.exchanges.pairs`.
       capacity: slots per worker; by default `max(1, floor(max_density n))`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -59,7 +59,7 @@ def hard_threshold(
         sparsifiers.hard_threshold(
             threshold, max_density=max_density, capacity=capacity
         ),
-        exchange=exchange_or_pairs(exchange, value_dtype),
+        exchange=exchange_or_pairs(exchange, value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

@@ -18,7 +18,7 @@ def micro(
     max_density: float | None = None,
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -34,7 +34,7 @@ def micro(
       axis_name: see `sparsejax.sparsify`.
       threshold: by default `thresholds.quota()`; the published rule is
         `thresholds.staircase()`.
-      value_dtype: see `sparsejax.exchanges.union`.
+      value_bits: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -61,7 +61,7 @@ def micro(
             capacity=capacity,
             max_density=max_density,
         ),
-        exchange=exchanges.union(value_dtype),
+        exchange=exchanges.union(value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

@@ -21,7 +21,7 @@ def random_k(
     seed: int = 0,
     unbiased: bool = False,
     axis_name: AxisName = "data",
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
     """All workers deliver their values at the same k random coordinates.
@@ -41,7 +41,7 @@ def random_k(
       unbiased: keeps no residual and multiplies by n/k instead. The expected update is
         the mean gradient, with n/k times the variance. Not allowed with a schedule.
       axis_name: see `sparsejax.sparsify`.
-      value_dtype: see `sparsejax.exchanges.union`.
+      value_bits: see `sparsejax.exchanges.union`.
       nonfinite: see `sparsejax.sparsify`.
 
     Returns:
@@ -61,7 +61,7 @@ def random_k(
         )
     tx = sparsify(
         sparsifiers.random_k(density, seed=seed, max_density=max_density),
-        exchange=exchanges.union(value_dtype),
+        exchange=exchanges.union(value_bits),
         memory=memories.none() if unbiased else memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

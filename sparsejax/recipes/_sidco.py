@@ -22,7 +22,7 @@ def sidco(
     granularity: str = "vector",
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
     """Each worker sends the values above a threshold from a fitted distribution.
@@ -45,7 +45,7 @@ def sidco(
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
-      value_dtype: see `sparsejax.exchanges.pairs`.
+      value_bits: see `sparsejax.exchanges.pairs`.
       nonfinite: see `sparsejax.sparsify`.
 
     Returns:
@@ -69,7 +69,7 @@ def sidco(
         sparsifiers.fitted(
             density, fit=fit, stages=stages, granularity=granularity, capacity=capacity
         ),
-        exchange=exchange_or_pairs(exchange, value_dtype),
+        exchange=exchange_or_pairs(exchange, value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

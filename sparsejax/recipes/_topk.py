@@ -19,7 +19,7 @@ def topk(
     max_density: float | None = None,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
-    value_dtype: Any = "float32",
+    value_bits: Any = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -39,7 +39,7 @@ def topk(
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       axis_name: see `sparsejax.sparsify`.
       exchange: an exchange for overlapping choices; by default `exchanges.pairs()`.
-      value_dtype: see `sparsejax.exchanges.pairs`; other exchanges have their own.
+      value_bits: see `sparsejax.exchanges.pairs`; other exchanges have their own.
       capacity: slots per worker; by default k.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -57,7 +57,7 @@ def topk(
     """
     return sparsify(
         sparsifiers.topk(density, capacity=capacity, max_density=max_density),
-        exchange=exchange_or_pairs(exchange, value_dtype),
+        exchange=exchange_or_pairs(exchange, value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,
         nonfinite=nonfinite,

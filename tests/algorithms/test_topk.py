@@ -117,6 +117,6 @@ def test_build_up(exchange):
     assert state.report.density == pytest.approx(len(np.unique(chosen)) / 2000)
 
 
-def test_a_value_dtype_belongs_to_the_default_exchange():
-    with pytest.raises(ValueError, match=r"value_dtype: got .* together with .*union"):
-        sparsejax.dgc(exchange=exchanges.union(), value_dtype=jnp.bfloat16)
+def test_a_value_width_belongs_to_the_default_exchange():
+    with pytest.raises(ValueError, match=r"value_bits: got .* together with .*union"):
+        sparsejax.dgc(exchange=exchanges.union(), value_bits=16)

@@ -1,0 +1,105 @@
+"""Codes for values in few bits."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsejax.vectors._narrow import value_code
+
+LARGEST = float(np.finfo(np.float32).max)
+WIDTHS = [32, 16, 8, 4, 2, 1]
+
+
+def draw(kind, m):
+    rng = np.random.default_rng(m)
+    drawn = rng.laplace(size=m)
+    drawn = {
+        "laplace": drawn,
+        "equal": np.full(m, -0.3),
+        "zeros": np.zeros(m),
+        "some zeros": np.where(rng.random(m) < 0.5, 0, drawn),
+        "large": np.sign(drawn) * LARGEST / np.arange(1, m + 1),
+        "subnormal": drawn * 1e-41,
+        "wide": drawn * 10.0 ** rng.uniform(-37, 37, size=m),
+        "two leaves": np.where(np.arange(m) < m // 2, drawn * 1e-9, drawn * 1e3),
+    }[kind]
+    return drawn.astype(np.float32)
+
+
+KINDS = ["laplace", "equal", "zeros", "some zeros", "large", "subnormal", "wide"]
+
+
+@functools.cache
+def trip(bits, m):
+    code = value_code(bits, m)
+    return code, jax.jit(lambda v: (words := code.encode(v), code.decode(words)))
+
+
+def check(values, bits):
+    code, there_and_back = trip(bits, len(values))
+    words, decoded = map(np.asarray, there_and_back(values))
+    assert words.dtype == np.uint16
+    assert words.shape == (code.size,)
+    assert np.isfinite(decoded).all()
+    assert (np.sign(decoded) * np.sign(values) >= 0).all()
+    if bits >= 4 or not values.any():
+        assert (decoded[values == 0] == 0).all()
+    # Both parts give the value back, to the last bit that float32 allows.
+    together = decoded.astype(np.float64) + (values - decoded)
+    larger = np.maximum(np.abs(decoded), np.abs(values)).astype(np.float64)
+    assert (np.abs(together - values) <= 2.0**-23 * larger + 1e-45).all()
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40)
+)
+@settings(max_examples=100, deadline=None)
+def test_decoding_any_list(bits, drawn):
+    """Lists of any length up to the capacity; empty slots hold zeros."""
+    values = np.zeros(40, np.float32)
+    values[: len(drawn)] = drawn
+    check(values, bits)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("m", [1, 1500])
+def test_decoding_is_finite_and_keeps_signs(bits, m):
+    for kind in KINDS:
+        check(draw(kind, m), bits)
+
+
+@pytest.mark.parametrize(("bits", "relative"), [(16, 2**-8), (8, 0.046)])
+def test_error_of_wide_codes(bits, relative):
+    values = draw("two leaves", 4096)
+    code = value_code(bits, values.size)
+    decoded = np.asarray(code.decode(code.encode(values)))
+    large = np.abs(values) > 2.0**-15 * np.where(values.cumsum() < 1, 1e-8, 1e4)
+    assert large.mean() > 0.9
+    assert (np.abs(decoded - values) <= relative * np.abs(values))[large].all()
+
+
+@pytest.mark.parametrize("bits", [4, 2, 1])
+def test_sums_of_magnitudes_are_kept(bits):
+    """By blocks: leaves of different scale do not share the means of bins."""
+    values = draw("two leaves", 4096)
+    code = value_code(bits, values.size)
+    assert code.size < 4096 * (bits + 0.5) / 16
+    decoded = np.asarray(code.decode(code.encode(values)))
+    for half in (slice(None, 2048), slice(2048, None)):
+        kept, given = np.abs(decoded[half]).sum(), np.abs(values[half]).sum()
+        # Four bits decode magnitudes below a sixty-fourth of the largest as zero.
+        assert kept == pytest.approx(given, rel=0.02 if bits == 4 else 0.004)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_no_code_is_longer_than_16_bits(bits):
+    sizes = [value_code(bits, m).size for m in range(1, 3000)]
+    wide = 2 if bits == 32 else 1
+    assert all(size <= wide * m for m, size in enumerate(sizes, start=1))
