@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import linen, nnx
 
 import sparsejax
 from tests.harness import WORKERS, mesh_of
+from tests.pages import ROOT, block
 
 ROWS = 2 * WORKERS
 
@@ -112,70 +114,39 @@ def test_equals_one_device(model):
         _same(_train(gradients, tx, params, batch), wanted)
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.inner = nnx.Linear(6, 5, rngs=rngs)
-        self.norm = nnx.BatchNorm(5, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.outer = nnx.Linear(5, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.outer(self.dropout(jnp.tanh(self.norm(self.inner(x)))))[:, 0]
-
-
-def _loss_of(graphdef):
-    def loss_fn(params, batch, rest, key):
-        model = nnx.merge(graphdef, params, rest, copy=True)
-        nnx.reseed(model, dropout=key)
-        x, y = batch
-        loss = jnp.mean((model(x) - y) ** 2)
-        return loss, nnx.state(model, nnx.BatchStat)
-
-    return loss_fn
-
-
-@nnx.jit
-def _nnx_step(model, optimizer, batch, key):
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def loss_fn(params, batch, rest, key):
-        return _loss_of(graphdef)(params, batch, rest, sparsejax.worker_key(key))
-
-    (loss, statistics), grads = sparsejax.value_and_grad(loss_fn, has_aux=True)(
-        params, batch, rest, key
-    )
-    nnx.update(model, jax.tree.map(lambda x: x.mean(axis=0), statistics))
-    optimizer.update(model, grads)
-    return loss
+def _of_the_guide(**others):
+    """The NNX model, its loss and its step, as the guide has them."""
+    names = {"jax": jax, "jnp": jnp, "nnx": nnx, "sparsejax": sparsejax, **others}
+    exec(block(ROOT / "docs" / "guides" / "flax.md", "class Reader"), names)
+    return types.SimpleNamespace(**names)
 
 
 def _nnx_alone(graphdef, params, rest, batch, key):
     """The same step by hand: the mean over the workers' parts of the batch."""
+    by_hand = types.SimpleNamespace(worker_key=lambda key: key)
+    loss_of = _of_the_guide(sparsejax=by_hand).reader_loss
     parts = [x.reshape(WORKERS, -1, *x.shape[1:]) for x in batch]
     found = []
     for worker in range(WORKERS):
         part = tuple(x[worker] for x in parts)
         own = jax.random.fold_in(key, worker)
         found.append(
-            jax.value_and_grad(_loss_of(graphdef), has_aux=True)(
-                params, part, rest, own
-            )
+            jax.value_and_grad(loss_of(graphdef), has_aux=True)(params, part, rest, own)
         )
     return jax.tree.map(lambda *each: jnp.stack(each).mean(axis=0), *found)
 
 
-def test_nnx_with_dropout_and_batch_norm():
-    batch, key = (_normal(ROWS, 6), _normal(ROWS)), jax.random.key(7)
+def test_nnx_with_dropout_batch_norm_and_rnn():
+    guide = _of_the_guide()
+    batch, key = (_normal(ROWS, 3, 6), _normal(ROWS)), jax.random.key(7)
     with jax.set_mesh(mesh_of()):
-        model = Net(nnx.Rngs(0))
+        model = guide.Reader(6, nnx.Rngs(0, dropout=1))
         graphdef, params, rest = nnx.split(model, nnx.Param, ...)
         params, rest = jax.tree.map(jnp.copy, (params, rest))
         tx = optax.chain(sparsejax.dense(), optax.sgd(0.3))
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-        losses = [
-            float(_nnx_step(model, optimizer, batch, jax.random.fold_in(key, i)))
-            for i in range(2)
-        ]
+        keys = [jax.random.fold_in(key, i) for i in range(2)]
+        losses = [float(guide.reader_step(model, optimizer, batch, k)) for k in keys]
         got = jax.device_get(nnx.state(model, (nnx.Param, nnx.BatchStat)))
     _check_nnx(got, losses, (graphdef, params, rest), batch, key)
 
@@ -183,6 +154,8 @@ def test_nnx_with_dropout_and_batch_norm():
 def _check_nnx(got, losses, start, batch, key):
     graphdef, params, rest = start
     alone = jax.jit(functools.partial(_nnx_alone, graphdef))
+    (other, _), _ = alone(params, rest, batch, key)
+    assert abs(other - losses[0]) > 1e-3  # another key drops other units
     for i, loss in enumerate(losses):
         (wanted, statistics), grads = alone(
             params, rest, batch, jax.random.fold_in(key, i)

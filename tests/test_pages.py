@@ -30,6 +30,8 @@ assert sparsejax.report(state).sent == 10
 assert nnx_losses[1] < nnx_losses[0]
 assert sparsejax.report(optimizer.opt_state).sent == 10
 assert jax.tree.leaves(statistics)[0].shape == (16,)
+assert reader_losses[0] != reader_losses[1] and 0 < reader_losses[0] < 9
+assert sparsejax.report(reader_optimizer.opt_state).sent == 8
 assert dynamic_scale.scale == 2**16 and dynamic_scale.fin_steps == 1
 assert 0 < loss < 2, loss
 """,
