@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from sparsejax._layout import Layout, check_leaves
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
 from sparsejax.placement._markers import drop_worker_axis
+
+# The predicate's name in the functions of jax that trace branches.
+_PREDICATES = {"cond": "pred", "switch": "index"}
 
 
 def check_init(params: Any, workers: Workers) -> None:
@@ -33,6 +37,7 @@ def enter(
     state: Any,
     workers: Workers,
     first: Callable[[Layout, int], Any],
+    extra_args: dict[str, Any],
 ) -> tuple[Layout, Any]:
     """The layout of the gradients and this worker's state, without its leading axis.
 
@@ -41,8 +46,11 @@ def enter(
     Raises:
       TypeError: if a gradient is not real floating point.
       ValueError: for a state of another tree, method, or number of workers; for
-        gradients that are sharded or already reduced.
+        gradients that are sharded or already reduced; in a branch that only some
+        workers take; for a loss, `value=`, of this worker alone.
     """
+    _check_branches(workers)
+    _check_agreed(extra_args, workers)
     layout = Layout.of(updates)
     _check_made(state, jax.eval_shape(lambda: first(layout, workers.count())))
     _check_whole("update", updates, workers)
@@ -98,6 +106,42 @@ def _check_whole(caller: str, tree: Any, workers: Workers) -> None:
                 f"is sparsified by itself, and wrap the transformation in "
                 f"`sparsejax.per_shard(tx, shard_axis={sorted(axes)[0]!r})`."
             )
+
+
+def _check_branches(workers: Workers) -> None:
+    """Raises ValueError inside a `jax.lax.cond` whose predicate differs per worker.
+
+    Some workers would wait in the exchange for the others: the program would hang. The
+    predicate is no argument of a branch, so the frame of `cond` has to tell. Only where
+    types are checked.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_name
+        module = frame.f_globals.get("__name__", "")
+        if name in _PREDICATES and module.startswith("jax._src.lax.control_flow"):
+            found = frame.f_locals.get(_PREDICATES[name])
+            is_local = isinstance(found, jax.Array) and varying_axes(found)
+            if is_local and is_local & set(workers.axes):
+                raise ValueError(
+                    f"update: inside a `jax.lax.{name}` whose predicate "
+                    f"differs between workers: those that skip the exchange would let "
+                    f"the others wait forever. Let all workers agree on it, "
+                    f"`jax.lax.pmax(predicate.astype(int), {workers.axis_name!r}) > "
+                    f"0`, or call `update` outside of the branch."
+                )
+        frame = frame.f_back
+
+
+def _check_agreed(extra_args: dict[str, Any], workers: Workers) -> None:
+    """Raises ValueError if the loss in the extra arguments differs between workers."""
+    value = extra_args.get("value")
+    if isinstance(value, jax.Array) and workers.typed() and workers.is_local(value):
+        raise ValueError(
+            f"update: `value` differs between workers, but transformations behind the "
+            f"recipe, such as `optax.contrib.reduce_on_plateau`, have to decide alike: "
+            f"pass the mean, `value=jax.lax.pmean(loss, {workers.axis_name!r})`."
+        )
 
 
 def _check_local(updates: Any, workers: Workers, state: Any) -> None:

@@ -39,6 +39,13 @@ _FIXES = {
         "workers here. Put the recipe in front: "
         "`optax.chain(sparsejax.exdyna(...), optax.contrib.mechanize(...))`."
     ),
+    "tree_map_params": (
+        "`optax.tree_map_params` calls `init` with a placeholder, and the state of a "
+        "recipe belongs to one tree: its residual is a flat vector for each worker. "
+        "Map the state of the transformations behind the recipe, "
+        "`optax.tree_map_params(optax.adam(1e-3), f, opt_state[1])`. "
+        "`sparsejax.state_specs(opt_state)` gives the shardings of the whole state."
+    ),
 }
 # Wrappers that are right, as long as they do not call `init` within an update.
 _RESETS = {

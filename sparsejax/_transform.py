@@ -143,8 +143,8 @@ def sparsify(
         return groups.init(start, params, workers)
 
     def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-        layout, local = _entry.enter(updates, state, workers, first)
+        del params
+        layout, local = _entry.enter(updates, state, workers, first, extra_args)
         if layout.dtype == jnp.float64 and not parts.wide:
             _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)

@@ -259,6 +259,50 @@ def test_branching_on_a_local_predicate_is_refused():
     assert traced(True) == 1.0
 
 
+def _branch(predicate):
+    def step(tx, g, s):
+        skip = lambda g, s: (jnp.zeros(4), s)  # noqa: E731
+        return jax.lax.cond(
+            predicate(g), lambda g, s: tx.update(g, s, value=0.0), skip, g, s
+        )
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (_branch(lambda g: g[0] > 0), r"`jax\.lax\.cond` whose predicate.*lax\.pmax\("),
+        (_branch(lambda g: jax.lax.pmax(g[0], "data") > 0), None),
+        (lambda tx, g, s: tx.update(g, s, value=g[0]), r"value=jax\.lax\.pmean\(loss"),
+        (lambda tx, g, s: tx.update(g, s, value=jax.lax.pmean(g[0], "data")), None),
+    ],
+    ids=["local branch", "agreed branch", "local loss", "mean loss"],
+)
+def test_decisions_that_differ_between_workers(step, message):
+    tx = optax.chain(sparsejax.dense(), optax.contrib.reduce_on_plateau())
+    state = sparsejax.init(tx, jnp.zeros(4), mesh_of())
+    specs = sparsejax.state_specs(state)
+
+    def traced():
+        jax.eval_shape(
+            jax.shard_map(
+                lambda g, s: step(tx, g[0], s),
+                mesh=mesh_of(),
+                in_specs=(P("data"), specs),
+                out_specs=(P(), specs),
+            ),
+            jnp.zeros((WORKERS, 4)),
+            state,
+        )
+
+    if message is None:
+        traced()
+    else:
+        with pytest.raises(ValueError, match=message):
+            traced()
+
+
 def test_differentiated_arguments_go_by_position():
     def step(w, x):
         return sparsejax.value_and_grad(_loss)(w=w, x=x)

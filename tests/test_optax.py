@@ -265,3 +265,44 @@ def test_small_leaves_with_partition():
     _, updates, _ = _last(tx, 1)
     assert np.count_nonzero(updates["kernel"]) == 30
     assert np.count_nonzero(updates["bias"]) == 20
+
+
+def test_tree_map_params_is_for_the_states_behind():
+    tx = optax.chain(sparsejax.dense(), optax.adam(0.1))
+    state = sparsejax.init(tx, PARAMS, mesh_of())
+    with pytest.raises(ValueError, match=r"tree_map_params\(optax\.adam.*opt_state\[1"):
+        optax.tree_map_params(tx, jnp.ones_like, state)
+    mapped = optax.tree_map_params(optax.adam(0.1), jnp.ones_like, state[1])
+    assert flat(mapped[0].mu).min() == 1
+
+
+def test_an_ensemble_by_vmap():
+    """The members' axis lies in front of the workers'."""
+    tx, members = optax.chain(sparsejax.topk(0.5), optax.sgd(0.1)), jnp.zeros((3, 4))
+    with jax.set_mesh(mesh_of()):
+        state = jax.vmap(tx.init)(members)
+        specs = sparsejax.state_specs(state)
+        assert specs[0].memory.per_worker == jax.P(None, "data")
+        assert specs[0].report.sent == jax.P()
+        rows = sparsejax.PerWorker(jnp.zeros((3, WORKERS, 4)))
+        new, after = jax.eval_shape(jax.vmap(tx.update), rows, state)
+    assert new.shape == members.shape
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_simulated_steps_with_a_loss_compile_once():
+    traces = []
+
+    def update(updates, state, params=None, *, value, value_fn=None):
+        traces.append(value_fn)
+        return jax.tree.map(lambda u: value * u, updates), state
+
+    scaled = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    tx = sparsejax.simulate(optax.chain(sparsejax.dense(), scaled), workers=2)
+    state, rows = tx.init(jnp.zeros(2)), jnp.ones((2, 2))
+    for value in (2.0, 3.0):
+        updates, state = tx.update(rows, state, value=value)
+        assert updates.tolist() == [value, value]
+    assert traces == [None]
+    tx.update(rows, state, value=2.0, value_fn=flat)
+    assert traces == [None, flat]

@@ -129,7 +129,9 @@ def state_specs(
       state: any pytree that holds optimizer states: arrays, or the result of
         `jax.eval_shape`. If flax nnx, or a checkpoint restored without a target, has
         turned the whole state into nested dicts, markers are found by name: a dict of
-        one entry named `per_worker` or `per_shard` is a marker.
+        one entry named `per_worker` or `per_shard` is a marker. The state of an
+        ensemble, `jax.vmap(tx.init)(params)`, has the members' axis in front, which
+        is not sharded.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
@@ -161,8 +163,28 @@ def state_specs(
     if shard_axis:
         _check_shards(state, marks, Workers(shard_axis))
     # The mark of a group is a tuple of its axes.
-    specs = [P(*(axes.get(mark, mark) for mark in around)) for around in marks]
+    members = (None,) * _member_axes(state, marks)
+    specs = [
+        P(*members, *(axes.get(mark, mark) for mark in around)) if around else P()
+        for around in marks
+    ]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
+
+
+def _member_axes(state: Any, marks: list[tuple[Mark, ...]]) -> int:
+    """How many axes `jax.vmap(tx.init)` put in front: those of `report.sent`, [].
+
+    Shapes tell, since a mapped state has the structure of a single one.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return max(
+        (
+            getattr(leaf, "ndim", 0) - len(around)
+            for (path, leaf), around in zip(leaves, marks, strict=True)
+            if [_key(entry) for entry in path[-2:]] == ["report", "sent"]
+        ),
+        default=0,
+    )
 
 
 def _check_shards(state: Any, marks: list[tuple[Mark, ...]], shards: Workers) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import check_count, path_name
 from sparsejax._workers import AxisName
 from sparsejax.placement._markers import map_per_worker, state_specs
+
+# Extra arguments that the compiled step takes, such as a loss.
+_TRACEABLE = (jax.Array, np.ndarray, np.generic, float)
 
 
 def simulate(
@@ -65,7 +68,10 @@ def simulate(
         def local(_):
             return row(tx.init(params))
 
-        shapes = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
+        rows = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
+        )
         # out_axes=None fails if a value is not provably equal on all workers.
         return jax.vmap(local, in_axes=None, out_axes=axes(shapes), **mapped)(0.0)
 
@@ -81,13 +87,14 @@ def simulate(
         )
 
     # Compiles the whole step: to run operation by operation takes seconds.
-    compiled = jax.jit(functools.partial(step, extra_args={}))
+    compiled = jax.jit(step)
 
     def update(updates, state, params=None, **extra_args):
         _check_leading_axis(updates, workers)
-        if extra_args:  # may hold any values, also functions
-            return step(updates, state, params, extra_args)
-        return compiled(updates, state, params)
+        # Others are functions, or numbers that Python code may branch on.
+        if all(isinstance(x, _TRACEABLE) for x in jax.tree.leaves(extra_args)):
+            return compiled(updates, state, params, extra_args)
+        return step(updates, state, params, extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
