@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from sparsejax._checks import path_name
 from sparsejax._layout import Layout, check_leaves
-from sparsejax._nesting import refuse_wrappers
+from sparsejax._nesting import calling_frames, refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
 from sparsejax.placement._markers import drop_worker_axis
 
@@ -115,14 +114,13 @@ def _check_branches(workers: Workers) -> None:
     predicate is no argument of a branch, so the frame of `cond` has to tell. Only where
     types are checked.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in calling_frames():
         name = frame.f_code.co_name
         module = frame.f_globals.get("__name__", "")
         if name in _PREDICATES and module.startswith("jax._src.lax.control_flow"):
             found = frame.f_locals.get(_PREDICATES[name])
-            is_local = isinstance(found, jax.Array) and varying_axes(found)
-            if is_local and is_local & set(workers.axes):
+            # Also over one of several axes: the exchange needs all of them.
+            if isinstance(found, jax.Array) and varying_axes(found) & set(workers.axes):
                 raise ValueError(
                     f"update: inside a `jax.lax.{name}` whose predicate "
                     f"differs between workers: those that skip the exchange would let "
@@ -130,7 +128,6 @@ def _check_branches(workers: Workers) -> None:
                     f"`jax.lax.pmax(predicate.astype(int), {workers.axis_name!r}) > "
                     f"0`, or call `update` outside of the branch."
                 )
-        frame = frame.f_back
 
 
 def _check_agreed(extra_args: dict[str, Any], workers: Workers) -> None:

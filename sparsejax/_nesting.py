@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 _FIXES = {
     "MultiSteps": (
@@ -60,15 +62,23 @@ def refuse_wrappers(caller: str) -> None:
     """Raises ValueError if an optax wrapper that is named above is calling.
 
     The wrappers pass state and gradients on unchanged, so the arguments of a
-    transformation do not reveal a wrapper. This function searches the Python stack for
-    the wrappers' frames instead. `init` and `update` run as Python only while jax
-    traces them, so a compiled step pays nothing.
+    transformation do not reveal a wrapper. Their frames do.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in calling_frames():
         qualified = frame.f_code.co_qualname
         name = qualified.split(".")[0]
         fix = _FIXES.get(name) or (caller == "init" and _RESETS.get(qualified))
         if fix and frame.f_globals.get("__name__", "").startswith("optax."):
             raise ValueError(f"{caller}: inside `optax.{name}`. {fix}")
+
+
+def calling_frames() -> Iterator[FrameType]:
+    """The Python stack from the caller outwards.
+
+    `init` and `update` run as Python only while jax traces them, so a compiled step
+    does not pay for a search of the stack.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
         frame = frame.f_back

@@ -38,13 +38,12 @@ def _manual(step, state, check_vma):
         return (*kept, jax.lax.pmean(loss, "data"))
 
     specs = (P(), sparsejax.state_specs(state), P())
-    mapped = jax.shard_map(
+    return jax.shard_map(
         local,
         in_specs=(*specs, P("data")),
         out_specs=(*specs, P()),
         check_vma=check_vma,
     )
-    return jax.jit(mapped)
 
 
 @pytest.fixture(scope="module")

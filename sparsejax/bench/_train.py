@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,6 +53,7 @@ class _Training:
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
         alone = name == NO_EXCHANGE
+        gradient = jax.value_and_grad if alone else sparsejax.value_and_grad
         if alone:
             tx, self.bytes_per_step = optax.sgd(1e-3), 0
             self.params = jax.jit(
@@ -68,26 +70,15 @@ class _Training:
                 sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).least
             )
             self.state = sparsejax.init(tx, self.params, mesh)
-        gradient = jax.value_and_grad if alone else sparsejax.value_and_grad
 
-        def together(params, state, batch):
+        def step(params, state, batch):
             _, grads = gradient(loss)(params, batch)
             updates, state = tx.update(grads, state, params)
             return optax.apply_updates(params, updates), state
 
-        def apart(params, state, batch):
-            new, state = together(jax.tree.map(lambda p: p[0], params), state, batch)
-            return jax.tree.map(lambda p: p[None], new), state
-
-        step = together
-        if alone:
-            # Each worker trains parameters of its own. A plain loop would run products
-            # of stacked matrices, which are slower.
-            specs = (P("data"), P())
-            step = jax.shard_map(
-                apart, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs
-            )
-        self._step = jax.jit(step, donate_argnums=(0, 1))
+        self._step = jax.jit(
+            _apart(step, mesh) if alone else step, donate_argnums=(0, 1)
+        )
         shape = (BATCH * mesh.size, SIZES[0])
         self.batch = jax.jit(
             lambda: jax.random.normal(jax.random.key(1), shape),
@@ -102,6 +93,20 @@ class _Training:
     def density(self) -> float:
         found = list(sparsejax.reports(self.state).values())
         return float(jax.device_get(found[0].density)) if found else 0.0
+
+
+def _apart(step: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """`step` of each worker by itself, with parameters [w, ...].
+
+    A plain loop would run products of stacked matrices, which are slower.
+    """
+
+    def mine(params, state, batch):
+        new, state = step(jax.tree.map(lambda p: p[0], params), state, batch)
+        return jax.tree.map(lambda p: p[None], new), state
+
+    specs = (P("data"), P())
+    return jax.shard_map(mine, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs)
 
 
 def init() -> list[jax.Array]:

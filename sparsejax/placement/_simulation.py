@@ -69,6 +69,7 @@ def simulate(
             return row(tx.init(params))
 
         rows = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
+        # Of one worker: `state_specs` takes an axis in front for that of an ensemble.
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
         )

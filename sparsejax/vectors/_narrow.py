@@ -19,15 +19,14 @@ from sparsejax.vectors._rounding import round_to
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Float32, Int, UInt16
 
-WORD = 16
+_WORD = 16
 _BLOCK = 512  # slots that share a scale
 
 # Levels of the code of 8 bits: 0, and powers of 2^(1/8) up to the largest of a block.
 _STEPS = 8
 _TOP = 127
-_LEVELS = np.where(
-    np.arange(_TOP + 1) > 0, 2.0 ** ((np.arange(_TOP + 1) - _TOP) / _STEPS), 0.0
-).astype(np.float32)
+_POWERS = 2.0 ** (np.arange(1 - _TOP, 1) / _STEPS)
+_LEVELS = np.concatenate([[0.0], _POWERS]).astype(np.float32)
 
 # Bins of the narrower codes reach down to this share of the largest magnitude.
 _LOWEST = {4: 2.0**-6, 2: 2.0**-4, 1: 1.0}
@@ -77,16 +76,17 @@ def _full(m: int) -> ValueCode:
 
 def _half(m: int) -> ValueCode:
     """bfloat16."""
+    return ValueCode(m, _to_bfloat16, _from_bfloat16)
+
+
+def _to_bfloat16(values: Float[Array, " *shape"]) -> UInt16[Array, " *shape"]:
     dtype = np.dtype(jnp.bfloat16)
+    rounded = round_to(values, dtype).astype(dtype)
+    return jax.lax.bitcast_convert_type(rounded, jnp.uint16)
 
-    def encode(values):
-        rounded = round_to(values, dtype).astype(dtype)
-        return jax.lax.bitcast_convert_type(rounded, jnp.uint16)
 
-    def decode(words):
-        return jax.lax.bitcast_convert_type(words, dtype).astype(jnp.float32)
-
-    return ValueCode(m, encode, decode)
+def _from_bfloat16(words: UInt16[Array, " *shape"]) -> Float32[Array, " *shape"]:
+    return jax.lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
 
 
 def _scaled(m: int) -> ValueCode:
@@ -141,12 +141,11 @@ def _binned(bits: int, m: int) -> ValueCode:
             return total / jnp.maximum(number, 1.0) * largest
 
         means = jnp.stack([mean(b) for b in range(zero, count)], axis=1)
-        book = _half(0).encode(means)
-        return blocks.pack(book, bins, jnp.signbit(rows))
+        return blocks.pack(_to_bfloat16(means), bins, jnp.signbit(rows))
 
     def decode(words):
         book, bins, negative = blocks.unpack(words, count - zero)
-        means = jnp.pad(_half(0).decode(book), ((0, 0), (zero, 0)))
+        means = jnp.pad(_from_bfloat16(book), ((0, 0), (zero, 0)))
         return blocks.join(jnp.take_along_axis(means, bins, axis=1), negative)
 
     return ValueCode(blocks.size(count - zero), encode, decode)
@@ -175,13 +174,13 @@ class _Blocks(NamedTuple):
     @classmethod
     def of(cls, m: int, bits: int) -> _Blocks:
         number = max(1, -(-m // _BLOCK))
-        per_word = WORD // bits
+        per_word = _WORD // bits
         words = -(-m // (number * per_word))
         return cls(m, bits, number, words * per_word)
 
     def size(self, scales: int) -> int:
         """Words of the whole message, with `scales` words for each block."""
-        return self.number * (scales + self.length * self.bits // WORD)
+        return self.number * (scales + self.length * self.bits // _WORD)
 
     def split(self, values: Float[Array, " m"]) -> Float[Array, "b s"]:
         padded = jnp.pad(values, (0, self.number * self.length - self.m))
@@ -201,7 +200,7 @@ class _Blocks(NamedTuple):
     ) -> UInt16[Array, " words"]:
         """Scales, numbers below 2^(bits - 1) and signs as one message."""
         signs = negative.astype(jnp.int32) << self.bits - 1
-        codes = (numbers | signs).reshape(self.number, WORD // self.bits, -1)
+        codes = (numbers | signs).reshape(self.number, _WORD // self.bits, -1)
         words = jnp.sum(codes << self._shifts(), axis=1, dtype=jnp.int32)
         whole = jnp.concatenate([scales, words.astype(jnp.uint16)], axis=1)
         return whole.reshape(-1)
@@ -217,4 +216,4 @@ class _Blocks(NamedTuple):
         return whole[:, :scales], codes & (top - 1), (codes & top) > 0
 
     def _shifts(self) -> Int[Array, "1 p 1"]:
-        return jnp.arange(0, WORD, self.bits, dtype=jnp.int32)[None, :, None]
+        return jnp.arange(0, _WORD, self.bits, dtype=jnp.int32)[None, :, None]
