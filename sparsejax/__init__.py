@@ -24,6 +24,7 @@ from sparsejax.placement._init import init, per_worker
 from sparsejax.placement._markers import PerShard, PerWorker, state_specs
 from sparsejax.placement._replicas import check_replicas
 from sparsejax.placement._resize import resize_workers
+from sparsejax.placement._rounds import Rounds, RoundsState, rounds
 from sparsejax.placement._shards import per_shard
 from sparsejax.placement._simulation import simulate
 from sparsejax.placement._specs import with_param_specs
@@ -46,6 +47,7 @@ from sparsejax.recipes import (
     random_k,
     sidco,
     sign_majority,
+    sparseloco,
     topk,
     zen,
 )
@@ -54,6 +56,8 @@ __all__ = [
     "PerShard",
     "PerWorker",
     "Report",
+    "Rounds",
+    "RoundsState",
     "SparsifyState",
     "best_exchange",
     "characteristics",
@@ -84,11 +88,13 @@ __all__ = [
     "report",
     "reports",
     "resize_workers",
+    "rounds",
     "rows",
     "sidco",
     "sign_majority",
     "simulate",
     "small_leaves",
+    "sparseloco",
     "sparsifiers",
     "sparsify",
     "state_specs",

@@ -143,6 +143,8 @@ class Workers:
         if sharding is None:
             return None
         mesh = sharding.mesh
+        if mesh.empty:  # An array that was made before the mesh was set.
+            mesh = jax.sharding.get_abstract_mesh()
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         explicit = all(types.get(a) == AxisType.Explicit for a in self.axes)
         return sharding.spec if explicit else None

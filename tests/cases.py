@@ -107,6 +107,7 @@ _LISTED = (
     _row("exdyna", "bf16", **_BF16),
     _row("topk", "bf16", **_BF16),
     _row("chunked_topk", chunk=40),
+    _row("sparseloco", chunk=40, exact=False),
     _row("exdyna", "1_bit", value_bits=1, exact=False),
     _row("topk", "2_bits", value_bits=2, exact=False),
     _row("topk", "union_bf16", exchange=exchanges.union(16)),

@@ -26,6 +26,7 @@ def everybody(
     workers: Workers,
     batch_argnums: tuple[int, ...],
     by: str = "shard_map",
+    caller: str = "value_and_grad",
 ) -> tuple[Any, Any, Any]:
     """`local`, which returns `(loss, aux, gradients)`, on each worker's part.
 
@@ -40,16 +41,17 @@ def everybody(
       workers: the axis, of the mesh that is set.
       batch_argnums: positions of the arguments that are split along their first axis.
       by: "shard_map", or "vmap" for models that name the whole mesh.
+      caller: for error messages.
 
     Returns:
-      The mean loss Float[]; aux with a leading axis [w]; every gradient leaf as a
-      `LocalGradient`.
+      The mean of the losses over the workers; aux with a leading axis [w]; every
+      gradient leaf as a `LocalGradient`.
 
     Raises:
       ValueError: without a mesh that has the axis; for a batch that the number of
         workers does not divide; for other arguments that are sharded over the axis.
     """
-    workers.require_mesh("value_and_grad")
+    workers.require_mesh(caller)
     batches = [i in batch_argnums for i in range(len(args))]
     for i, split in enumerate(batches):
         check = _check_batch if split else _check_shared
@@ -67,7 +69,7 @@ def everybody(
 
     mapping = by_vmap if by == "vmap" else _by_shard_map
     loss, aux, gradients = mapping(run, batches, workers)(arrays)
-    return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
+    return jnp.mean(loss, axis=0), aux, _local_gradient.wrap(gradients)
 
 
 def _by_shard_map(run: Any, split: list[bool], workers: Workers) -> Any:

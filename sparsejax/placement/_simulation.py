@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,23 @@ from jax.sharding import PartitionSpec as P
 from sparsejax._checks import check_count, path_name
 from sparsejax._workers import AxisName
 from sparsejax.placement._markers import map_per_worker, state_specs
+from sparsejax.placement._rounds import Rounds
 
 # Extra arguments that the compiled step takes, such as a loss.
 _TRACEABLE = (jax.Array, np.ndarray, np.generic, float)
 
 
+@overload
+def simulate(tx: Rounds, *, workers: int, axis_name: AxisName = ...) -> Rounds: ...
+
+
+@overload
 def simulate(
-    tx: optax.GradientTransformation, *, workers: int, axis_name: AxisName = "data"
-) -> optax.GradientTransformationExtraArgs:
+    tx: optax.GradientTransformation, *, workers: int, axis_name: AxisName = ...
+) -> optax.GradientTransformationExtraArgs: ...
+
+
+def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
     """Runs `tx` for `workers` workers on one device, under `jax.vmap`.
 
     Experiments and tests get the same numbers without a mesh. The numbers agree up to
@@ -28,7 +37,8 @@ def simulate(
     2e-7.
 
     Args:
-      tx: a transformation that holds sparsejax ones, possibly chained with others.
+      tx: a transformation that holds sparsejax ones, possibly chained with others; or
+        a training in rounds.
       workers: number of workers, at least 1.
       axis_name: the axis over which `tx` exchanges; a single name.
 
@@ -36,6 +46,9 @@ def simulate(
       A transformation whose gradients have a leading axis [w]; parameters and returned
       updates have no such axis. The state has the layout of the global state: [w, ...]
       for per-worker parts, no worker axis for the rest.
+
+      Of a `sparsejax.Rounds` a `Rounds` whose batches have the worker axis in front,
+      [w, H, b, ...]; losses are the mean over the workers, and `aux` is [w, H, ...].
 
     Raises:
       TypeError: if `workers` is not an int.
@@ -52,7 +65,6 @@ def simulate(
       [3. 0. 0. 3.]
     """
     workers = check_count("workers", workers)
-    tx = optax.with_extra_args_support(tx)
     mapped = {"axis_name": axis_name, "axis_size": workers}
 
     def row(state: Any) -> Any:
@@ -76,6 +88,26 @@ def simulate(
         # out_axes=None fails if a value is not provably equal on all workers.
         return jax.vmap(local, in_axes=None, out_axes=axes(shapes), **mapped)(0.0)
 
+    if isinstance(tx, Rounds):
+
+        def round_of(params, state, batches, *per_step, **shared):
+            _check_leading_axis(batches, workers, "batches")
+
+            def local(batches, state):
+                view = map_per_worker(lambda leaf: leaf[None], state)
+                new, state, *rest = tx.step(params, view, batches, *per_step, **shared)
+                return new, row(state), rest
+
+            where = axes(state)
+            new, state, (losses, *aux) = jax.vmap(
+                local, in_axes=(0, where), out_axes=(None, where, 0), **mapped
+            )(batches, state)
+            return new, state, jnp.mean(losses, axis=0), *aux
+
+        return tx._replace(init=init, step=jax.jit(round_of))
+
+    tx = optax.with_extra_args_support(tx)
+
     def step(updates, state, params, extra_args):
         def local(updates, state):
             view = map_per_worker(lambda leaf: leaf[None], state)
@@ -91,7 +123,7 @@ def simulate(
     compiled = jax.jit(step)
 
     def update(updates, state, params=None, **extra_args):
-        _check_leading_axis(updates, workers)
+        _check_leading_axis(updates, workers, "the gradient")
         # Others are functions, or numbers that Python code may branch on.
         if all(isinstance(x, _TRACEABLE) for x in jax.tree.leaves(extra_args)):
             return compiled(updates, state, params, extra_args)
@@ -100,12 +132,12 @@ def simulate(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check_leading_axis(gradients: Any, workers: int) -> None:
+def _check_leading_axis(gradients: Any, workers: int, name: str) -> None:
     """Raises ValueError unless every leaf has the shape [workers, ...]."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         if jnp.shape(leaf)[:1] != (workers,):
             raise ValueError(
-                f"update: the gradient `{path_name(path)}` has the shape "
+                f"update: {name} `{path_name(path)}` has the shape "
                 f"{jnp.shape(leaf)}, but the first axis should have the size of the "
                 f"{workers} simulated workers."
             )

@@ -22,7 +22,7 @@ class Collective(NamedTuple):
     kind: str
     bytes: float
     branch: str
-    times: int = 1
+    times: float = 1
 
 
 class WireBytes(NamedTuple):
@@ -52,7 +52,7 @@ class Operation(NamedTuple):
       size: bytes of one worker's operand; for an all-gather, bytes of the result.
       workers: the number of participating workers.
       branch: as in `Collective`.
-      times: the number of runs in a step.
+      times: the number of runs in a step; less than 1 in rounds of local steps.
       joined: whether the operation shares its message with the previous operation.
     """
 
@@ -60,7 +60,7 @@ class Operation(NamedTuple):
     size: float
     workers: int
     branch: str
-    times: int
+    times: float
     joined: bool = False
 
 

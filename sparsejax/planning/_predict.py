@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optax
 
@@ -18,6 +18,9 @@ from sparsejax.planning._collectives import (
     summarise,
 )
 from sparsejax.planning._traced import trace
+
+if TYPE_CHECKING:
+    from sparsejax.placement._rounds import Rounds
 
 
 class Prediction(NamedTuple):
@@ -38,7 +41,7 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | Rounds,
     params: Any,
     *,
     workers: int | tuple[int, ...],
@@ -68,7 +71,8 @@ def predict(
     measure that time once, on one machine without a link, and pass it as `compute`.
 
     Args:
-      tx: a transformation that holds sparsejax ones.
+      tx: a transformation that holds sparsejax ones; or a `sparsejax.Rounds`, whose
+        exchange is spread over its local steps.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s, as for `wire_bytes`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       bandwidth: bits per second that each worker receives: 1e9 for 1 Gbit/s.
@@ -115,6 +119,7 @@ def predict(
         for operation in _merged(operations)
     ]
     moved = summarise(map(received, operations))
+    compute /= getattr(tx, "steps", 1)
     return Prediction(
         compute + add_up(seconds, max),
         compute + add_up(seconds, min),

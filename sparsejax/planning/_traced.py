@@ -37,12 +37,18 @@ _KINDS = {
 
 
 def trace(
-    tx: optax.GradientTransformation,
+    tx: Any,
     params: Any,
     workers: int | tuple[int, ...],
     axis_name: AxisName,
 ) -> tuple[Operation, ...]:
-    """The collectives of one `tx.update`; arguments and errors as in `wire_bytes`."""
+    """The collectives of one `tx.update`; arguments and errors as in `wire_bytes`.
+
+    For a `Rounds` those of its exchange, each of them run `1 / steps` times.
+    """
+    if hasattr(tx, "outer"):
+        whole = trace(tx.outer, params, workers, axis_name)
+        return tuple(o._replace(times=o.times / tx.steps) for o in whole)
     _check(tx, params)
     sizes = workers if isinstance(workers, tuple) else (workers,)
     sizes = tuple(check_count("workers", size) for size in sizes)

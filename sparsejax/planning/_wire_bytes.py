@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optax
 
@@ -10,9 +10,12 @@ from sparsejax._workers import AxisName
 from sparsejax.planning._collectives import WireBytes, received, summarise
 from sparsejax.planning._traced import trace
 
+if TYPE_CHECKING:
+    from sparsejax.placement._rounds import Rounds
+
 
 def wire_bytes(
-    tx: optax.GradientTransformation,
+    tx: optax.GradientTransformation | Rounds,
     params: Any,
     *,
     workers: int | tuple[int, ...],
@@ -28,7 +31,8 @@ def wire_bytes(
     plain `jax.jit`, and with `per_shard` in `tx` for that of a `jax.shard_map` loop.
 
     Args:
-      tx: a transformation that holds sparsejax ones.
+      tx: a transformation that holds sparsejax ones; or a `sparsejax.Rounds`, whose
+        bytes are spread over its local steps.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s with the shapes of the
         gradients. The shardings of a model in shards tell how it is sharded: pass
         placed parameters, or structs with `sharding=`.

@@ -19,6 +19,7 @@ from sparsejax.recipes._micro import micro
 from sparsejax.recipes._random_k import random_k
 from sparsejax.recipes._sidco import sidco
 from sparsejax.recipes._sign_majority import sign_majority
+from sparsejax.recipes._sparseloco import sparseloco
 from sparsejax.recipes._topk import topk
 from sparsejax.recipes._zen import zen
 
@@ -36,6 +37,7 @@ __all__ = [
     "random_k",
     "sidco",
     "sign_majority",
+    "sparseloco",
     "topk",
     "zen",
 ]

@@ -1,0 +1,69 @@
+"""One worker's optimizer steps between two exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sparsejax._workers import Workers, vary_like
+from sparsejax.placement._gradients import value_and_grad
+
+
+def local_steps(
+    loss_fn: Callable[..., Any],
+    inner: optax.GradientTransformationExtraArgs,
+    workers: Workers,
+    **options: Any,
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """A function that makes a worker's steps, one after another, axis bound.
+
+    Args:
+      loss_fn: `(params, batch, *per_step, **shared) -> loss`.
+      inner: the optimizer.
+      workers: the axis.
+      **options: of `value_and_grad`.
+
+    Returns:
+      `(params, state, batches, per_step, shared) -> (losses, (state, aux), delta)`,
+      with leaves [H, ...] of `batches`, `per_step`, `losses` and `aux`. `delta` is
+      minus the sum of all updates, in float32 or wider.
+    """
+    differentiate = value_and_grad(loss_fn, **options)
+
+    def run(params, state, batches, per_step, shared):
+        def step(carry, given):
+            delta, state = carry
+            batch, per_step = given
+            here = jax.tree.map(lambda p, d: (p - d).astype(p.dtype), params, delta)
+            out, grads = differentiate(here, batch, *per_step, **shared)
+            loss, aux = out if options["has_aux"] else (out, ())
+            updates, state = inner.update(grads, state, here, value=loss, grad=grads)
+            # Updates are subtracted one by one: with H = 1 and plain SGD of rate 1
+            # `delta` is the gradient, bit for bit.
+            delta = jax.tree.map(lambda d, u: d - u.astype(d.dtype), delta, updates)
+            return workers.localize((delta, state)), (loss, aux)
+
+        start = workers.localize(jax.tree.map(_zeros, params))
+        (delta, new), (losses, aux) = jax.lax.scan(
+            step, (start, workers.localize(state)), (batches, per_step)
+        )
+        # Moments hold the NaN of a broken step for good.
+        whole = _is_finite(delta)
+        state = jax.tree.map(lambda a, b: jnp.where(whole, a, b), new, state)
+        return losses, (state, aux), delta
+
+    return run
+
+
+def _zeros(parameter: Any) -> Any:
+    dtype = jnp.promote_types(parameter.dtype, jnp.float32)
+    return vary_like(jnp.zeros(parameter.shape, dtype), parameter)
+
+
+def _is_finite(tree: Any) -> Any:
+    """Bool[]: whether the sum of all coordinates is finite, as recipes test it."""
+    return jnp.isfinite(sum(jnp.sum(x) for x in jax.tree.leaves(tree)))
