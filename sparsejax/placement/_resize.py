@@ -50,7 +50,8 @@ def resize_workers(
 
     Returns:
       The state, placed on `mesh`. Per-worker floating-point leaves are the mean of the
-      old rows; other per-worker leaves are kept if all workers agree. Among replicated
+      old rows, signed integers, such as counters, the largest; other per-worker leaves
+      are kept if all workers agree. Among replicated
       leaves, those whose shape does not depend on the number of workers, such as
       moments and step counts, are kept; others, such as the bounds of parts, start
       anew. If the number of workers is the same as before, everything is kept.
@@ -170,7 +171,9 @@ def _check_all_workers(
 def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
     """An array like `new` whose rows are the mean of the rows of `old`, in float64.
 
-    Integers, such as counters, have no mean: they are kept if all rows agree.
+    Integers have no mean. Signed ones are counters, of which the largest goes on: with
+    moments that are kept, a smaller one would correct their bias again. Others, such as
+    the words of random keys, are kept if all rows agree.
     """
     rest = [shape[:axis] + shape[axis + 1 :] for shape in (np.shape(old), new.shape)]
     if rest[0] != rest[1]:
@@ -183,8 +186,9 @@ def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
     if jax.dtypes.issubdtype(new.dtype, np.floating):
         mean = np.mean(value.astype(np.float64), axis=axis, keepdims=True)
     else:
-        mean = np.take(value, [0], axis=axis)
-        if not (value == mean).all():
+        mean = np.max(value, axis=axis, keepdims=True)
+        signed = jax.dtypes.issubdtype(new.dtype, np.signedinteger)
+        if not signed and not (value == mean).all():
             return new
     rows = np.broadcast_to(mean.astype(new.dtype), new.shape)
     # Made shard by shard, so neither a device nor the host holds all rows.
