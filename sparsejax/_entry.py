@@ -12,6 +12,7 @@ from sparsejax._checks import path_name
 from sparsejax._layout import Layout, check_leaves
 from sparsejax._nesting import calling_frames, refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
+from sparsejax.parts import Exchange
 from sparsejax.placement._markers import drop_worker_axis
 
 # The predicate's name in the functions of jax that trace branches.
@@ -55,6 +56,27 @@ def enter(
     _check_whole("update", updates, workers)
     _check_local(updates, workers, state)
     return layout, drop_worker_axis(state, workers)
+
+
+def check_present(present: Any, exchange: Exchange) -> None:
+    """Checks `present=` of `update`, of this worker.
+
+    Raises:
+      TypeError: if it is not one Bool.
+      ValueError: if zeros of an absent worker would count.
+    """
+    if jnp.shape(present) or jnp.result_type(present) != jnp.bool_:
+        raise TypeError(
+            f"present: got {jnp.result_type(present)}{list(jnp.shape(present))}, "
+            f"expected one Bool for each worker: Bool[] inside `jax.shard_map`, and "
+            f"Bool[w] under plain `jax.jit` and `sparsejax.simulate`."
+        )
+    if not exchange.abstains:
+        raise ValueError(
+            f"present: `{exchange.name}` sends a sign for every coordinate, so that an "
+            f"absent worker would vote too. Use a method that sends values, such as "
+            f"`sparsejax.exdyna`."
+        )
 
 
 def refuse_wide(layout: Layout) -> None:

@@ -18,6 +18,7 @@ from sparsejax._report import zero_report
 from sparsejax._views import two_views
 from sparsejax._workers import AxisName, Workers
 from sparsejax.parts import Exchange, Memory, Report, Sparsifier, Step
+from sparsejax.parts._absence import among_present, keep_waiting
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._markers import PerWorker, add_worker_axis
@@ -107,7 +108,9 @@ def sparsify(
       A transformation whose `update` takes this worker's **local** gradients and
       returns the **same** averaged updates on every worker. Inside `jax.shard_map` and
       `jax.pmap` (axis bound) gradients are this worker's; under plain `jax.jit` they
-      come from `sparsejax.value_and_grad`.
+      come from `sparsejax.value_and_grad`. With `present=` (Bool[] per worker; Bool[w]
+      under plain `jax.jit` and `simulate`) `update` leaves workers out of a step: see
+      the guide on many hosts.
 
     Raises:
       TypeError: if an argument is not a part, such as a function that was not called.
@@ -149,10 +152,16 @@ def sparsify(
             _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)
+        present = extra_args.get("present")
+        if present is not None:
+            _entry.check_present(present, exchange)
+            present = workers.localize(present)
         if nonfinite == "drop":
-            mean, new = _one_step(parts, gradient, kept, layout, gradient.broken)
+            mean, new = _one_step(
+                parts, gradient, kept, layout, gradient.broken, present
+            )
         else:
-            mean, new = _propagate(parts, gradient, kept, local, layout)
+            mean, new = _propagate(parts, gradient, kept, local, layout, present)
         return layout.unflatten(mean), add_worker_axis(new, workers)
 
     return optax.GradientTransformationExtraArgs(init, two_views(update, workers))
@@ -194,6 +203,7 @@ def _propagate(
     kept: SparsifyState,
     local: SparsifyState,
     layout: Layout,
+    present: Bool[Array, ""] | None,
 ) -> tuple[Float[Array, " n"], SparsifyState]:
     """A step of the policy "propagate": one broken gradient makes the update NaN."""
     workers = parts.workers
@@ -206,9 +216,11 @@ def _propagate(
 
     def healthy(who):
         del who
-        return _one_step(parts, gradient, kept, layout, skip=False)
+        return _one_step(parts, gradient, kept, layout, False, present)
 
-    who = workers.gather(gradient.broken)
+    # The gradient of a worker that is absent does not matter.
+    here = True if present is None else present
+    who = workers.gather(gradient.broken & here)
     return workers.cond(jnp.any(who), poisoned, healthy, who)
 
 
@@ -218,6 +230,7 @@ def _one_step(
     state: SparsifyState,
     layout: Layout,
     skip: Bool[Array, ""] | bool,
+    present: Bool[Array, ""] | None,
 ) -> tuple[Float[Array, " n"], SparsifyState]:
     """The mean [n], replicated, and this worker's next state.
 
@@ -228,7 +241,10 @@ def _one_step(
         vector can take its place.
       layout: of the vector.
       skip: Bool[], per worker: whether the gradient is left out.
+      present: Bool[], per worker: whether this worker takes part; None if all do.
     """
+    if present is not None:
+        skip = skip | ~present
     # Then sums over the workers stay finite, and so do the roundings of them.
     bound = float(jnp.finfo(layout.dtype).max) / (2 * parts.workers.count())
     step = Step(
@@ -243,11 +259,18 @@ def _one_step(
     vector, residual = gradient.add_to(
         parts.memory, state.memory.per_worker, state.step, skip=skip, bound=bound
     )
+    if present is not None:
+        vector = jnp.where(present, vector, 0)
     choice, chosen = parts.sparsifier.select(vector, state.sparsifier, step)
     delivery, exchanged = parts.exchange.apply(vector, choice, state.exchange, step)
     residual = parts.memory.settle(vector, delivery, residual)
-    adapted = parts.sparsifier.adapt(chosen, delivery.report, step)
-    return delivery.mean, SparsifyState(
+    mean, seen = delivery.mean, delivery.report
+    if present is not None:
+        old = jax.tree.map(lambda x: x[0], state.memory.per_worker)
+        residual = keep_waiting(residual, old, present)
+        mean, seen = among_present(mean, seen, present, parts.workers)
+    adapted = parts.sparsifier.adapt(chosen, seen, step)
+    return mean, SparsifyState(
         step=state.step + 1,
         memory=PerWorker(residual),
         sparsifier=adapted,

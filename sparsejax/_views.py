@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sparsejax._checks import path_name
@@ -46,17 +47,20 @@ def two_views(update: Update, workers: Workers) -> Update:
         specs = _param_specs(rows, state)
         by_worker = jax.tree.map(lambda spec: P(workers.axes, *spec), specs)
         states = state_specs(state, workers.axis_name)
+        present = {k: v for k, v in extra_args.items() if k == "present"}
+        _check_present(present, workers)
 
-        def mine(rows, state):
-            return grouped(jax.tree.map(lambda row: row[0], rows), state)
+        def mine(rows, state, present):
+            rows, present = jax.tree.map(lambda row: row[0], (rows, present))
+            return grouped(rows, state, **present)
 
         mapped = jax.shard_map(
             mine,
-            in_specs=(by_worker, states),
+            in_specs=(by_worker, states, P(workers.axes)),
             out_specs=(specs, states),
             axis_names=set(mesh_axis_sizes()),
         )
-        return mapped(rows, state)
+        return mapped(rows, state, present)
 
     return both
 
@@ -148,6 +152,17 @@ def _check_workers(state: Any, workers: Workers) -> None:
                 f"{count}. `sparsejax.resize_workers` converts the state of another "
                 f"number of workers; `tx.init(params)` makes a state for the mesh that "
                 f"is set."
+            )
+
+
+def _check_present(given: dict[str, Any], workers: Workers) -> None:
+    """Raises ValueError unless `present`, if given, has one entry for each worker."""
+    count = workers.mesh_count()
+    for value in given.values():
+        if value is not None and jnp.shape(value) != (count,):
+            raise ValueError(
+                f"update: present has the shape {jnp.shape(value)}, and the mesh has "
+                f"{count} workers: pass Bool[{count}], one for each."
             )
 
 

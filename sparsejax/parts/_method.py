@@ -109,6 +109,8 @@ class Exchange(NamedTuple):
       tells: the names in `Report.details` that a sparsifier may read.
       wide: whether `apply` delivers whole vectors of float64 without a loss. Other
         vectors are float32.
+      abstains: whether a worker whose vector is zero adds nothing to the mean, so that
+        it can be left out of a step.
 
     Example:
       The built-in all-reduce under another name:
@@ -124,6 +126,7 @@ class Exchange(NamedTuple):
     details: Callable[[Layout, int], Any] = no_details
     tells: frozenset[str] = frozenset()
     wide: bool = False
+    abstains: bool = True
 
 
 class Memory(NamedTuple):

@@ -128,7 +128,7 @@ def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]
             if shards:
                 _require_bound(shards)
                 inner = drop_shard_axis(inner, shards)
-            new[group], made = one(leaves, inner)
+            new[group], made = one(leaves, inner, **extra_args)
             states[group] = add_shard_axis(made, shards) if shards else made
         return _out_of_groups(new, updates), state._replace(groups=states)
 

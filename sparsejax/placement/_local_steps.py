@@ -28,13 +28,14 @@ def local_steps(
       **options: of `value_and_grad`.
 
     Returns:
-      `(params, state, batches, per_step, shared) -> (losses, (state, aux), delta)`,
-      with leaves [H, ...] of `batches`, `per_step`, `losses` and `aux`. `delta` is
-      minus the sum of all updates, in float32 or wider.
+      `(params, state, batches, per_step, shared, present) -> (losses, (state, aux),
+      delta)`, with leaves [H, ...] of `batches`, `per_step`, `losses` and `aux`.
+      `delta` is minus the sum of all updates, in float32 or wider. The state is the old
+      one if `delta` is not finite, or if this worker is not present (None: it is).
     """
     differentiate = value_and_grad(loss_fn, **options)
 
-    def run(params, state, batches, per_step, shared):
+    def run(params, state, batches, per_step, shared, present):
         def step(carry, given):
             delta, state = carry
             batch, per_step = given
@@ -53,6 +54,8 @@ def local_steps(
         )
         # Moments hold the NaN of a broken step for good.
         whole = _is_finite(delta)
+        if present is not None:
+            whole &= present
         state = jax.tree.map(lambda a, b: jnp.where(whole, a, b), new, state)
         return losses, (state, aux), delta
 

@@ -50,8 +50,8 @@ class Rounds(NamedTuple):
     Attributes:
       init: `(params) -> RoundsState`. `sparsejax.init` and `sparsejax.resize_workers`
         take the whole record in the place of a transformation.
-      step: `(params, state, batches, *per_step, **shared)`, which returns the new
-        parameters, the state and the losses, and with `has_aux` auxiliary values:
+      step: `(params, state, batches, *per_step, present=None, **shared)`. Returns the
+        new parameters, the state and the losses, and with `has_aux` auxiliary values:
         see `rounds`.
       outer: the outer transformation.
       steps: local steps in a round.
@@ -113,12 +113,13 @@ def rounds(
 
     Returns:
       `Rounds`, with `init(params)` and `step(params, state, batches, *per_step,
-      **shared)`. Leaves of `batches` are [H, w b, ...], or [H, b, ...] where the axis
-      is bound; those of `per_step`, such as random keys, are [H, ...] and equal on all
-      workers; `shared` is equal in all steps too. The step returns `(params, state,
-      losses)`, with `has_aux` `(params, state, losses, aux)`: losses are Float[H], the
-      mean over the workers, or this worker's where the axis is bound; `aux` is
-      [w, H, ...], or [H, ...].
+      present=None, **shared)`. Leaves of `batches` are [H, w b, ...], or [H, b, ...]
+      where the axis is bound; those of `per_step`, such as random keys, are [H, ...]
+      and equal on all workers; `shared` is equal in all steps too. `present`, Bool[w],
+      or Bool[] where the axis is bound, leaves workers out of a round. The step returns
+      `(params, state, losses)`, with `has_aux` `(params, state, losses, aux)`: losses
+      are Float[H], the mean over the workers, or this worker's where the axis is bound;
+      `aux` is [w, H, ...], or [H, ...].
 
     Raises:
       ValueError: if `outer` holds no recipe, or `inner` holds one; for batches of
@@ -150,13 +151,14 @@ def rounds(
     """
     workers, steps = Workers(axis_name), check_count("steps", steps)
     inner = optax.with_extra_args_support(inner)
+    outer = optax.with_extra_args_support(outer)
     options = {"has_aux": has_aux, "axis_name": axis_name, "microbatches": microbatches}
 
     def init(params):
         made = allocate(lambda _, p: _start(inner, p), workers, params)
         return RoundsState(made, _with_recipe(outer.init(params)))
 
-    def step(params, state, batches, *per_step, **shared):
+    def step(params, state, batches, *per_step, present=None, **shared):
         _check_steps(batches, steps, "batches")
         _check_steps(per_step, steps, "per_step")
         bound = workers.bound()
@@ -165,15 +167,18 @@ def rounds(
         alone = local_steps(fun, inner, workers, **options)
         if bound:
             own = drop_worker_axis(state.inner, workers).per_worker
-            losses, (own, aux), delta = alone(params, own, batches, per_step, shared)
+            losses, (own, aux), delta = alone(
+                params, own, batches, per_step, shared, present
+            )
             kept = add_worker_axis(PerWorker(own), workers)
         else:
 
             def of_rows(params, rows, batches, per_step, shared):
-                own = jax.tree.map(lambda x: x[0], rows)
-                return alone(params, own, _steps_first(batches), per_step, shared)
+                own, here = jax.tree.map(lambda x: x[0], rows)
+                batches = _steps_first(batches)
+                return alone(params, own, batches, per_step, shared, here)
 
-            rows = state.inner.per_worker
+            rows = (state.inner.per_worker, present)
             losses, (rows, aux), delta = everybody(
                 of_rows,
                 [params, rows, _steps_first(batches), per_step, shared],
@@ -184,7 +189,9 @@ def rounds(
                 caller="rounds",
             )
             kept = PerWorker(rows)
-        updates, outer_state = outer.update(delta, state.outer, params)
+        # Without the argument `outer` may be any optax transformation.
+        absent = {} if present is None else {"present": present}
+        updates, outer_state = outer.update(delta, state.outer, params, **absent)
         params = optax.apply_updates(params, updates)
         made = (params, RoundsState(kept, outer_state), losses)
         return (*made, aux) if has_aux else made

@@ -43,9 +43,9 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
       axis_name: the axis over which `tx` exchanges; a single name.
 
     Returns:
-      A transformation whose gradients have a leading axis [w]; parameters and returned
-      updates have no such axis. The state has the layout of the global state: [w, ...]
-      for per-worker parts, no worker axis for the rest.
+      A transformation whose gradients have a leading axis [w], and so has `present=`;
+      parameters and returned updates have no such axis. The state has the layout of the
+      global state: [w, ...] for per-worker parts, no worker axis for the rest.
 
       Of a `sparsejax.Rounds` a `Rounds` whose batches have the worker axis in front,
       [w, H, b, ...]; losses are the mean over the workers, and `aux` is [w, H, ...].
@@ -90,18 +90,20 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
 
     if isinstance(tx, Rounds):
 
-        def round_of(params, state, batches, *per_step, **shared):
-            _check_leading_axis(batches, workers, "batches")
+        def round_of(params, state, batches, *per_step, present=None, **shared):
+            _check_leading_axis((batches, present), workers, "batches")
 
-            def local(batches, state):
+            def local(batches, state, present):
                 view = map_per_worker(lambda leaf: leaf[None], state)
-                new, state, *rest = tx.step(params, view, batches, *per_step, **shared)
+                new, state, *rest = tx.step(
+                    params, view, batches, *per_step, present=present, **shared
+                )
                 return new, row(state), rest
 
             where = axes(state)
             new, state, (losses, *aux) = jax.vmap(
-                local, in_axes=(0, where), out_axes=(None, where, 0), **mapped
-            )(batches, state)
+                local, in_axes=(0, where, 0), out_axes=(None, where, 0), **mapped
+            )(batches, state, present)
             return new, state, jnp.mean(losses, axis=0), *aux
 
         return tx._replace(init=init, step=jax.jit(round_of))
@@ -109,14 +111,18 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
     tx = optax.with_extra_args_support(tx)
 
     def step(updates, state, params, extra_args):
-        def local(updates, state):
+        present = {k: v for k, v in extra_args.items() if k == "present"}
+        _check_leading_axis(present, workers, "the argument")
+        shared = {k: v for k, v in extra_args.items() if k != "present"}
+
+        def local(updates, state, present):
             view = map_per_worker(lambda leaf: leaf[None], state)
-            new, state = tx.update(updates, view, params, **extra_args)
+            new, state = tx.update(updates, view, params, **present, **shared)
             return new, row(state)
 
         where = axes(state)
-        return jax.vmap(local, in_axes=(0, where), out_axes=(None, where), **mapped)(
-            updates, state
+        return jax.vmap(local, in_axes=(0, where, 0), out_axes=(None, where), **mapped)(
+            updates, state, present
         )
 
     # Compiles the whole step: to run operation by operation takes seconds.

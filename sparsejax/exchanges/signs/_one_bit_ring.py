@@ -152,4 +152,6 @@ def one_bit_ring(
         return OneBitDetails(zero, zero, jnp.asarray(False))
 
     accepts = frozenset({"everything"})
-    return Exchange(apply, accepts, "one_bit_ring", init=init, details=details)
+    return Exchange(
+        apply, accepts, "one_bit_ring", init=init, details=details, abstains=False
+    )

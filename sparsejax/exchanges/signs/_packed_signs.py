@@ -133,7 +133,9 @@ def packed_signs(
         return SignDetails(jnp.zeros((), jnp.float32))
 
     accepts = frozenset({"everything"})
-    return Exchange(apply, accepts, "packed_signs", init=init, details=details)
+    return Exchange(
+        apply, accepts, "packed_signs", init=init, details=details, abstains=False
+    )
 
 
 def _facts(magnitude: Float[Array, ""], step: Step) -> UInt32[Array, " 2"]:

@@ -1,0 +1,59 @@
+"""A step without some of the workers, who enter every collective with zeros."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.parts._records import Report
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float
+
+    from sparsejax._workers import Workers
+
+
+def keep_waiting(settled: Any, old: Any, present: Bool[Array, ""]) -> Any:
+    """The residual after a step: of an absent worker the old one. Per worker.
+
+    Args:
+      settled: the residual that the memory settled, of an absent worker from a vector
+        of zeros: in its first leaf only rounding errors, of means that this worker
+        computed for all.
+      old: the residual before the step.
+      present: whether this worker takes part.
+    """
+    leaves, treedef = jax.tree.flatten(settled)
+    before = jax.tree.leaves(old)
+    if not leaves:
+        return settled
+    first = leaves[0] + jnp.where(present, 0, before[0])
+    rest = [
+        jnp.where(present, a, b) for a, b in zip(leaves[1:], before[1:], strict=True)
+    ]
+    return jax.tree.unflatten(treedef, [first, *rest])
+
+
+def among_present(
+    mean: Float[Array, " n"], report: Report, present: Bool[Array, ""], workers: Workers
+) -> tuple[Float[Array, " n"], Report]:
+    """The mean over those present, and the report for `Sparsifier.adapt`. Replicated.
+
+    An absent worker tells no demand and no threshold. The sparsifier sees the means of
+    the others in their place, so that rules do not take the absence for a threshold
+    that is too high.
+    """
+    here = workers.gather(present)
+    number = jnp.maximum(jnp.sum(here), 1)
+    mean = mean * (workers.count() / number).astype(mean.dtype)
+
+    def filled(values):
+        known = jnp.sum(jnp.where(here, values, 0)) / number
+        return jnp.where(here, values, known.astype(values.dtype))
+
+    seen = report._replace(
+        demand=filled(report.demand), threshold=filled(report.threshold)
+    )
+    return mean, seen

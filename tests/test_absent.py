@@ -1,0 +1,202 @@
+"""Workers that are absent from a step: they add nothing, and keep what they have."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import sparsejax
+from sparsejax import exchanges, memories, sparsifiers
+from tests.cases import RECIPES
+from tests.harness import PARAMS, flat, gradients, mesh_of, residuals
+
+W, STEPS = 4, 12
+
+
+def present(t):
+    """Nobody in step 3, worker 0 alone in step 5, and otherwise anybody."""
+    if t in (3, 5):
+        return np.arange(W) == (0 if t == 5 else W)
+    return np.random.default_rng([11, t]).random(W) < 0.6
+
+
+ABSTAINING = [
+    case
+    for case in RECIPES
+    if case.name not in ("marsit", "sign_majority", "ef_sign", "dgc", "sparseloco")
+]
+FEW_BITS = sparsejax.exdyna(0.05, value_bits=4)
+MADE = {case.name: case.make() for case in ABSTAINING} | {"exdyna_4_bits": FEW_BITS}
+
+
+@functools.cache
+def rows(name):
+    """`(present, gradients [w, n], update, residuals [w, n] or None, report)`."""
+    tx = sparsejax.simulate(MADE[name], workers=W)
+    state, made = tx.init(PARAMS), []
+    for t in range(STEPS):
+        drawn, here = gradients(t, W), present(t)
+        updates, state = tx.update(drawn, state, PARAMS, present=here)
+        kept = residuals(state) if jax.tree.leaves(state.memory) else None
+        mine = np.stack(
+            [flat(jax.tree.map(lambda g, r=r: g[r], drawn)) for r in range(W)]
+        )
+        made.append((here, mine, flat(updates), kept, sparsejax.report(state)))
+    return made
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_mass_is_conserved_with_weights(name):
+    """Divisors count those present: an update of p of w workers weighs p / w."""
+    given = received = scale = 0.0
+    for here, mine, update, kept, report in rows(name):  # noqa: B007 (the last)
+        given = given + np.where(here[:, None], mine, 0).mean(axis=0)
+        received = received + update * here.sum() / W
+        scale = scale + np.abs(mine).mean(axis=0)
+        np.testing.assert_array_equal(report.dropped, ~here)
+    total = received + (0 if kept is None else kept.mean(axis=0))
+    assert (np.abs(total - given) <= 2e-6 * scale).all()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_absent_worker_keeps_its_residual(name):
+    before = None
+    for here, _, update, kept, _ in rows(name):
+        if not here.any():
+            np.testing.assert_array_equal(update, 0)
+        # With few bits an absent worker averages for others, and keeps those errors.
+        if before is not None and name != "exdyna_4_bits":
+            np.testing.assert_array_equal(kept[~here], before[~here])
+        before = kept
+
+
+@pytest.mark.parametrize("name", ["exdyna", "micro"])
+def test_parts_of_absent_workers_wait(name):
+    """K* falls to the share of those present, and the thresholds stay."""
+    for here, _, _, _, report in rows(name):
+        target = 0.05 * sum(p.size for p in jax.tree.leaves(PARAMS))
+        # Each present worker sends the quota of its part, a whole number.
+        assert abs(int(report.sent) - target * here.sum() / W) <= W
+        assert (np.asarray(report.demand)[~here] == 0).all()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_on_devices_as_simulated(check_vma):
+    mesh, tx = mesh_of(W), MADE["exdyna"]
+    state = sparsejax.init(tx, PARAMS, mesh)
+    specs = sparsejax.state_specs(state)
+
+    def mine(drawn, state, here):
+        drawn = jax.tree.map(lambda g: g[0], drawn)
+        return tx.update(drawn, state, present=here[0])
+
+    bound = jax.jit(
+        jax.shard_map(
+            mine,
+            mesh=mesh,
+            in_specs=(P("data"), specs, P("data")),
+            out_specs=(P(), specs),
+            check_vma=check_vma,
+        )
+    )
+
+    @jax.jit
+    def plain(drawn, state, here):
+        return tx.update(jax.tree.map(sparsejax.PerWorker, drawn), state, present=here)
+
+    other = state
+    for t in range(4):
+        drawn, here = gradients(t, W), jnp.asarray(present(t))
+        expected = rows("exdyna")[t][2]
+        updates, state = bound(drawn, state, here)
+        np.testing.assert_allclose(flat(updates), expected, rtol=1e-5, atol=1e-7)
+        if check_vma:
+            with jax.set_mesh(mesh):
+                updates, other = plain(drawn, other, here)
+            np.testing.assert_allclose(flat(updates), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_broken_gradient_of_an_absent_worker_does_not_matter():
+    for policy in ("drop", "propagate"):
+        tx = sparsejax.simulate(sparsejax.micro(0.1, nonfinite=policy), workers=W)
+        drawn, here = gradients(0, W), np.arange(W) != 2
+        drawn["kernel"] = drawn["kernel"].at[2].set(jnp.nan)
+        updates, state = tx.update(drawn, tx.init(PARAMS), PARAMS, present=here)
+        assert np.isfinite(flat(updates)).all()
+        assert (residuals(state)[2] == 0).all()
+
+
+def test_velocities_of_an_absent_worker_wait():
+    tx = sparsejax.sparsify(
+        sparsifiers.topk(0.1),
+        exchange=exchanges.pairs(),
+        memory=memories.momentum_correction(0.9),
+    )
+    tx = sparsejax.simulate(optax.chain(tx, optax.sgd(1.0)), workers=2)
+    params = jnp.zeros(40)
+    drawn = np.random.default_rng(0).normal(size=(3, 2, 40)).astype(np.float32)
+    state = tx.init(params)
+    for t in range(3):
+        before = state[0].memory
+        here = np.array([True, t != 1])
+        _, state = tx.update(drawn[t], state, params, present=here)
+        if t == 1:
+            for old, new in zip(
+                jax.tree.leaves(before), jax.tree.leaves(state[0].memory), strict=True
+            ):
+                np.testing.assert_array_equal(old[1], new[1])
+                assert (old[0] != new[0]).any()
+
+
+def test_a_round_without_a_worker():
+    def loss_fn(params, batch):
+        return jnp.mean((batch @ params - 1.0) ** 2)
+
+    outer = optax.chain(sparsejax.exdyna(0.5), optax.sgd(1.0))
+    training = sparsejax.rounds(loss_fn, optax.adam(0.1), outer, steps=2)
+    batches = np.random.default_rng(0).normal(size=(W, 2, 3, 6)).astype(np.float32)
+    here = np.arange(W) != 1
+    alone = sparsejax.simulate(training, workers=W)
+    params, state, _ = alone.step(
+        jnp.zeros(6), alone.init(jnp.zeros(6)), batches, present=here
+    )
+    np.testing.assert_array_equal(state.inner.per_worker[0].count, 2 * here)
+    np.testing.assert_array_equal(sparsejax.report(state).dropped, ~here)
+    mesh = mesh_of(W)
+    with jax.set_mesh(mesh):
+        rows = np.moveaxis(batches, 0, 1).reshape(2, -1, 6)
+        mine, *_ = jax.jit(training.step)(
+            jnp.zeros(6), training.init(jnp.zeros(6)), rows, present=here
+        )
+    np.testing.assert_allclose(mine, params, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tx", "here", "error", "message"),
+    [
+        (sparsejax.marsit(), np.ones(2, bool), ValueError, "would vote too.*exdyna"),
+        (sparsejax.ef_sign(), np.ones(2, bool), ValueError, "would vote too"),
+        (sparsejax.dense(), np.ones(2), TypeError, "expected one Bool"),
+        (sparsejax.dense(), np.ones(3, bool), ValueError, "2 simulated workers"),
+    ],
+)
+def test_wrong_calls_name_the_fix(tx, here, error, message):
+    tx, params = sparsejax.simulate(tx, workers=2), jnp.zeros(4)
+    with pytest.raises(error, match=message):
+        tx.update(jnp.ones((2, 4)), tx.init(params), params, present=here)
+
+
+def test_present_of_another_number_of_workers():
+    tx, mesh = sparsejax.dense(), mesh_of(2)
+    with jax.set_mesh(mesh):
+        drawn = sparsejax.PerWorker(jnp.ones((2, 4)))
+        with pytest.raises(
+            ValueError, match=r"present has the shape \(3,\).*Bool\[2\]"
+        ):
+            tx.update(drawn, tx.init(jnp.zeros(4)), present=np.ones(3, bool))
