@@ -18,6 +18,7 @@ from sparsejax.examples import _cluster
 from sparsejax.examples._training import RECIPES
 
 MODES = ("sync", "train", "select", "scale")
+QUALITY = "quality"  # has options of its own
 MOST_WORKERS = 1024  # for the mode `scale`
 _ON_HOST = "SPARSEJAX_BENCH_HOST"
 
@@ -25,6 +26,11 @@ _ON_HOST = "SPARSEJAX_BENCH_HOST"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints one table, and names the recipe to use."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == [QUALITY]:
+        from sparsejax.bench.quality import _command
+
+        _command.main(argv[1:], format_rows)
+        return
     parser = _parser()
     options = parser.parse_args(argv)
     unknown = [name for name in options.recipe if name not in RECIPES]
@@ -132,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sparsejax.bench",
         description="Times recipes against dense: do they pay off on your machines?",
+        epilog=f"`{QUALITY} --help`: do models train as well with them as with dense?",
     )
     add = parser.add_argument
     add("mode", nargs="?", choices=MODES, default="sync", help="default: sync")

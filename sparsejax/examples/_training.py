@@ -218,12 +218,12 @@ def _make_step(
         )
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        return params, opt_state, Metrics(value, *_exchanged(opt_state, params))
+        return params, opt_state, Metrics(value, *exchanged(opt_state, params))
 
     return step
 
 
-def _exchanged(opt_state, params):
+def exchanged(opt_state, params):
     """The density over all of `params`, and whether anything overflowed."""
     reports = sparsejax.reports(opt_state).values()
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))

@@ -1,0 +1,1 @@
+"""`python -m sparsejax.bench quality`: does every method train as well as dense?"""
