@@ -14,6 +14,7 @@ from sparsejax._report import log_row, report, reports
 from sparsejax._transform import SparsifyState, sparsify
 from sparsejax.parts import Report
 from sparsejax.placement._clipping import clip_by_global_norm
+from sparsejax.placement._delayed import delayed
 from sparsejax.placement._gradients import (
     localize,
     rows,
@@ -67,6 +68,7 @@ __all__ = [
     "cltk",
     "compiled_wire_bytes",
     "deft",
+    "delayed",
     "dense",
     "dgc",
     "ef_sign",

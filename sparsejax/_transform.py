@@ -18,7 +18,7 @@ from sparsejax._report import zero_report
 from sparsejax._views import two_views
 from sparsejax._workers import AxisName, Workers
 from sparsejax.parts import Exchange, Memory, Report, Sparsifier, Step
-from sparsejax.parts._absence import among_present, keep_waiting
+from sparsejax.parts._absence import among_present, keep_waiting, without_gaps
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._markers import PerWorker, add_worker_axis
@@ -56,6 +56,28 @@ class SparsifyState(NamedTuple):
     structure: Structure
 
 
+class SparsifyTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation of `sparsify`, which knows its parts.
+
+    Attributes:
+      parts: the method.
+      nonfinite: the policy.
+    """
+
+    parts: _Parts
+    nonfinite: str
+
+    def through(self, exchange: Exchange) -> SparsifyTransformation:
+        """The same method through another exchange."""
+        return sparsify(
+            self.parts.sparsifier,
+            exchange=exchange,
+            memory=self.parts.memory,
+            axis_name=self.parts.workers.axis_name,
+            nonfinite=self.nonfinite,
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """A method: three parts, and the workers that run it."""
@@ -86,7 +108,7 @@ def sparsify(
     memory: Memory,
     axis_name: AxisName = "data",
     nonfinite: str = "drop",
-) -> optax.GradientTransformationExtraArgs:
+) -> SparsifyTransformation:
     """Composes the three parts of a method; the recipes are made with it.
 
     In each step every worker adds its gradient to its residual, selects coordinates,
@@ -164,7 +186,9 @@ def sparsify(
             mean, new = _propagate(parts, gradient, kept, local, layout, present)
         return layout.unflatten(mean), add_worker_axis(new, workers)
 
-    return optax.GradientTransformationExtraArgs(init, two_views(update, workers))
+    made = SparsifyTransformation(init, two_views(update, workers))
+    made.parts, made.nonfinite = parts, nonfinite
+    return made
 
 
 def _check_pair(sparsifier: Sparsifier, exchange: Exchange) -> None:
@@ -195,6 +219,19 @@ def _first_state(parts: _Parts, layout: Layout, worker_count: int) -> SparsifySt
         report=zero_report(worker_count, details),
         structure=Structure.of(layout.leaves, parts.method),
     )
+
+
+def _adapt(parts: _Parts, state: Any, report: Report, step: Step) -> Any:
+    """The sparsifier's state after the step whose report has arrived. Replicated."""
+    lag = parts.exchange.lag
+    if not lag:
+        return parts.sparsifier.adapt(state, report, step)
+    seen = without_gaps(report, report.details.present)
+    then = dataclasses.replace(step, index=step.index - lag)
+    adapted = parts.sparsifier.adapt(state, seen, then)
+    # The first reports are of no step.
+    begun = step.index >= lag
+    return jax.tree.map(lambda a, b: jnp.where(begun, a, b), adapted, state)
 
 
 def _propagate(
@@ -254,6 +291,7 @@ def _one_step(
         support=parts.sparsifier.support,
         lossless=parts.sparsifier.lossless,
         dropped=jnp.asarray(skip),
+        present=present,
         mean_square=lambda: gradient.mean_square(skip),
     )
     vector, residual = gradient.add_to(
@@ -261,15 +299,22 @@ def _one_step(
     )
     if present is not None:
         vector = jnp.where(present, vector, 0)
-    choice, chosen = parts.sparsifier.select(vector, state.sparsifier, step)
-    delivery, exchanged = parts.exchange.apply(vector, choice, state.exchange, step)
+    exchange, arrived = parts.exchange, state.exchange
+    if exchange.receive is not None:
+        vector, arrived = exchange.receive(vector, arrived, step)
+    # A late exchange may have added rounding errors to what an absent worker keeps.
+    shown = vector if present is None else jnp.where(present, vector, 0)
+    choice, chosen = parts.sparsifier.select(shown, state.sparsifier, step)
+    delivery, exchanged = exchange.apply(shown, choice, arrived, step)
     residual = parts.memory.settle(vector, delivery, residual)
     mean, seen = delivery.mean, delivery.report
     if present is not None:
         old = jax.tree.map(lambda x: x[0], state.memory.per_worker)
         residual = keep_waiting(residual, old, present)
-        mean, seen = among_present(mean, seen, present, parts.workers)
-    adapted = parts.sparsifier.adapt(chosen, seen, step)
+        if not exchange.lag:
+            here = parts.workers.gather(present)
+            mean, seen = among_present(mean, here), without_gaps(seen, here)
+    adapted = _adapt(parts, chosen, seen, step)
     return mean, SparsifyState(
         step=state.step + 1,
         memory=PerWorker(residual),

@@ -175,6 +175,15 @@ class Workers:
             tree, frozenset(self.axes) if self.typed() else frozenset()
         )
 
+    def eval_bound(self, fun: Callable[[], Any], worker_count: int) -> None:
+        """Traces `fun`, which may name the axis, wherever the axis is not bound."""
+        mapped: Callable[..., Any] = lambda _: fun()  # noqa: E731
+        if not self.bound():
+            sizes = (worker_count, *(1 for _ in self.axes[1:]))
+            for name, size in zip(self.axes, sizes, strict=True):
+                mapped = jax.vmap(mapped, in_axes=None, axis_name=name, axis_size=size)
+        jax.eval_shape(mapped, 0.0)
+
     # -- collectives ------------------------------------------------------------------
 
     def gather(self, x: Any) -> Any:

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax import _xla
 from sparsejax._checks import check_value_bits
-from sparsejax._report import sparse_report
-from sparsejax._workers import vary_like
+from sparsejax.exchanges._delayed_pairs import delayed_pairs
 from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
-from sparsejax.exchanges._indices import gather_indices, united
+from sparsejax.exchanges._indices import gather_indices
+from sparsejax.exchanges._pair_sums import PairsDetails, add_pairs, no_pairs
 from sparsejax.exchanges._units import Units
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors._narrow import value_code
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int
-
-
-class PairsDetails(NamedTuple):
-    """`Report.details` of `pairs`. Replicated.
-
-    Attributes:
-      chosen: Int32[w], the number of coordinates that each worker sent.
-      union: Int32[], the number of distinct coordinates among them, as `Report.sent`.
-    """
-
-    chosen: Int[Array, " w"]
-    union: Int[Array, ""]
 
 
 def pairs(value_bits: Any = None) -> Exchange:
@@ -68,60 +53,26 @@ def pairs(value_bits: Any = None) -> Exchange:
     bits, _ = check_value_bits(value_bits, ways=1)
 
     def apply(vector, choice, state, step):
-        units, layout, count = Units.of(choice, step.n), step.layout, step.w
+        units = Units.of(choice, step.n)
         own = units.values(vector, choice.indices)
         code = value_code(bits, own.size)
         words = code.encode(own.reshape(-1))
         values = code.decode(words).reshape(own.shape)
         indices, facts, received = gather_indices(choice, step, words)
-        received = jax.vmap(code.decode)(received)
-        shares = received.reshape(count, *own.shape) / count
-        total = _sum_in_order(units, indices, shares)
-        first = united(indices, units, step)
-        chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
-        report = sparse_report(first, step.n, facts)
-        report = report._replace(details=PairsDetails(chosen, report.sent))
-        left = (own - values).reshape(-1)
-        if not layout.exact:
-            # The cast to the gradient's dtype rounds the sum. The first worker that
-            # sent the coordinate keeps the error.
-            mean = total.at[first].get(mode="fill", fill_value=0)
-            rest = mean - layout.round(first, mean)
-            total = total.at[first].add(-rest, mode="drop")
-            mine = jnp.arange(count, dtype=jnp.int32) == step.rank
-            rest = jnp.where(mine[:, None], rest.reshape(count, -1), 0.0)
-            left = left + count * jnp.sum(rest, axis=0)
+        received = jax.vmap(code.decode)(received).reshape(step.w, *own.shape)
+        mean, rest, report = add_pairs(indices, received, facts, units, step, step.w)
+        left = (own - values).reshape(-1) + rest
         delivered = units.coordinates(choice.indices)
-        return Delivery(total, delivered, left, report), state
-
-    def details(layout, worker_count):
-        del layout
-        none = jnp.zeros((worker_count,), jnp.int32)
-        return PairsDetails(none, jnp.zeros((), jnp.int32))
+        return Delivery(mean, delivered, left, report), state
 
     def whole(layout, worker_count):
         everything = jnp.full((worker_count,), layout.n, jnp.int32)
         return PairsDetails(everything, jnp.asarray(layout.n, jnp.int32))
 
     return Exchange(
-        or_whole(apply, whole, (bits, bits)), EVERY_SUPPORT, "pairs", details=details
+        or_whole(apply, whole, (bits, bits)),
+        EVERY_SUPPORT,
+        "pairs",
+        details=no_pairs,
+        later=functools.partial(delayed_pairs, bits),
     )
-
-
-def _sum_in_order(
-    units: Units, indices: Int[Array, "w k"], values: Float[Array, "w k *D"]
-) -> Float[Array, " n"]:
-    """The sum of all pairs, added worker by worker. Replicated.
-
-    The indices of one worker are distinct, so every device adds in the same order. On a
-    GPU, a scatter with repeated indices adds in an arbitrary order, and replicas would
-    drift apart.
-    """
-    zeros = units.split(_xla.late_zeros(units.n, jnp.min(indices, initial=0)))
-    total = jax.lax.fori_loop(
-        0,
-        len(indices),
-        lambda r, total: total.at[indices[r]].add(values[r], mode="drop"),
-        vary_like(zeros, values),
-    )
-    return total.reshape(-1)

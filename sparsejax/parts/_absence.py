@@ -12,8 +12,6 @@ from sparsejax.parts._records import Report
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float
 
-    from sparsejax._workers import Workers
-
 
 def keep_waiting(settled: Any, old: Any, present: Bool[Array, ""]) -> Any:
     """The residual after a step: of an absent worker the old one. Per worker.
@@ -37,23 +35,26 @@ def keep_waiting(settled: Any, old: Any, present: Bool[Array, ""]) -> Any:
 
 
 def among_present(
-    mean: Float[Array, " n"], report: Report, present: Bool[Array, ""], workers: Workers
-) -> tuple[Float[Array, " n"], Report]:
-    """The mean over those present, and the report for `Sparsifier.adapt`. Replicated.
+    mean: Float[Array, " n"], here: Bool[Array, " w"]
+) -> Float[Array, " n"]:
+    """The mean over those present, of the mean over all. Replicated."""
+    number = jnp.maximum(jnp.sum(here), 1)
+    return mean * (here.size / number).astype(mean.dtype)
+
+
+def without_gaps(report: Report, here: Bool[Array, " w"]) -> Report:
+    """The report for `Sparsifier.adapt`, if some workers are absent. Replicated.
 
     An absent worker tells no demand and no threshold. The sparsifier sees the means of
     the others in their place, so that rules do not take the absence for a threshold
     that is too high.
     """
-    here = workers.gather(present)
     number = jnp.maximum(jnp.sum(here), 1)
-    mean = mean * (workers.count() / number).astype(mean.dtype)
 
     def filled(values):
         known = jnp.sum(jnp.where(here, values, 0)) / number
         return jnp.where(here, values, known.astype(values.dtype))
 
-    seen = report._replace(
+    return report._replace(
         demand=filled(report.demand), threshold=filled(report.threshold)
     )
-    return mean, seen

@@ -111,6 +111,14 @@ class Exchange(NamedTuple):
         vectors are float32.
       abstains: whether a worker whose vector is zero adds nothing to the mean, so that
         it can be left out of a step.
+      receive: `(vector, state, step) -> (vector, arrived)`, for exchanges that deliver
+        later than they send: runs before the sparsifier chooses, and `apply` gets
+        `arrived` in the place of the state. `None` for all others.
+      lag: static: how many steps after a choice its mean and its report arrive. With
+        1 or more, `details.present` names the workers of that step, Bool[w], by whose
+        number the mean was divided.
+      later: `(sparsifier, workers) -> Exchange`: the same exchange, late, for
+        `sparsejax.delayed`. `None` if there is no such form.
 
     Example:
       The built-in all-reduce under another name:
@@ -127,6 +135,9 @@ class Exchange(NamedTuple):
     tells: frozenset[str] = frozenset()
     wide: bool = False
     abstains: bool = True
+    receive: Callable[..., tuple[Float[Array, " n"], Any]] | None = None
+    lag: int = 0
+    later: Callable[[Sparsifier, Any], Exchange] | None = None
 
 
 class Memory(NamedTuple):

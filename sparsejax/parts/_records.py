@@ -27,6 +27,7 @@ class Step:
       support: static, `Sparsifier.support` of the method.
       lossless: static, `Sparsifier.lossless` of the method.
       dropped: Bool[], per worker: whether this worker's gradient was left out.
+      present: Bool[], per worker: whether this worker takes part; `None` if all do.
       mean_square: `() -> Float[]`, per worker: the mean square of this worker's
         gradient, before the memory adds the residual. Each call is one pass over the
         gradient.
@@ -43,6 +44,7 @@ class Step:
     support: str = "everything"
     lossless: bool = False
     dropped: Bool[Array, ""] | bool = False
+    present: Bool[Array, ""] | None = None
     mean_square: Callable[[], Float[Array, ""]] = lambda: jnp.zeros((), jnp.float32)
 
     @property

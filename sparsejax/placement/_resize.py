@@ -14,6 +14,7 @@ from sparsejax._layout import Structure, bare
 from sparsejax._workers import AxisName
 from sparsejax.parts import Report
 from sparsejax.placement._groups import ShardedState
+from sparsejax.placement._in_flight import returned
 from sparsejax.placement._init import init
 from sparsejax.placement._markers import Mark, marks_of_leaves
 
@@ -72,12 +73,15 @@ def resize_workers(
     fresh = init(tx, params, mesh, workers=workers, axis_name=axis_name)
     new = jax.tree_util.tree_leaves_with_path(fresh)
     _check_same(state, fresh)
+    made: Any = jax.tree.structure(fresh)
     marks = marks_of_leaves(fresh)
     old = _without_copies(jax.tree.leaves(state), jax.tree.leaves(fresh), marks)
     _check_all_workers(old, fresh, marks)
     same = mesh is not None and all(
         np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True)
     )
+    if not same:
+        old = jax.tree.leaves(returned(made.unflatten(old), fresh))
 
     def carried(path, old, new, marks):
         if not same and "per_worker" in marks:

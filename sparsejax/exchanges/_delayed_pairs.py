@@ -1,0 +1,164 @@
+"""`pairs`, one step late: last step's message travels while this step computes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sparsejax.exchanges._dense import EVERY_SUPPORT
+from sparsejax.exchanges._indices import facts_of
+from sparsejax.exchanges._pair_sums import add_pairs, no_pairs
+from sparsejax.exchanges._units import Units
+from sparsejax.parts import Choice, Delivery, Exchange, Report, Sparsifier, Step
+from sparsejax.placement._markers import PerWorker
+from sparsejax.vectors import _codec
+from sparsejax.vectors._narrow import value_code
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int
+
+    from sparsejax._layout import Layout
+    from sparsejax._workers import Workers
+
+
+class InFlight(NamedTuple):
+    """A worker's message between the step that made it and the step that delivers it.
+
+    Attributes:
+      message: PerWorker, UInt16[m]: as the next step sends it.
+      coordinates: PerWorker, Int32[k]: of its values; empty slots hold `n`.
+      values: PerWorker, Float32[k]. They are in no residual any more.
+    """
+
+    message: PerWorker
+    coordinates: PerWorker
+    values: PerWorker
+
+
+class DelayedPairsDetails(NamedTuple):
+    """`Report.details` of `pairs` one step late, of the delivered step. Replicated.
+
+    Attributes:
+      chosen: Int32[w], the number of coordinates that each worker sent.
+      union: Int32[], the number of distinct coordinates among them.
+      present: Bool[w], the workers that took part, by which the sum was divided.
+    """
+
+    chosen: Int[Array, " w"]
+    union: Int[Array, ""]
+    present: Bool[Array, " w"]
+
+
+class _Arrived(NamedTuple):
+    """The mean and the report of last step's messages. Replicated."""
+
+    mean: Float[Array, " n"]
+    report: Report
+
+
+def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchange:
+    """`pairs` whose message of step t is delivered in step t + 1.
+
+    The operand of the all-gather lies in the state, so that a compiler can start the
+    exchange before the backward pass and end it behind. Values leave the residual when
+    they are chosen.
+
+    Args:
+      bits: of a value on the wire.
+      sparsifier: whose choices are sent; its slots fix the size of the state.
+      workers: the workers' axis.
+    """
+
+    @functools.cache
+    def units_and_slots(layout: Layout, worker_count: int) -> tuple[Units, int]:
+        """Of a choice, whose shapes a trace of the sparsifier tells."""
+        step = Step(jnp.zeros((), jnp.int32), workers, layout, sparsifier.support)
+        found = []
+
+        def choose():
+            state = sparsifier.init(layout, worker_count)
+            vector = workers.localize(jnp.zeros((layout.n,), jnp.float32))
+            choice, _ = sparsifier.select(vector, state, step)
+            choice = _with_indices(choice, layout.n)
+            found.append((Units.of(choice, layout.n), choice.indices.size))
+            return choice.indices
+
+        workers.eval_bound(choose, worker_count)
+        return found[0]
+
+    def flight(units, indices, own, facts, here):
+        """What is sent, and the values that arrive."""
+        code = value_code(bits, own.size)
+        words = code.encode(own.reshape(-1))
+        nowhere = jnp.zeros((), jnp.int32)
+        places = _codec.encode_indices(indices, nowhere, units.number, units.number)
+        parts = (places, facts, here, words)
+        values = code.decode(words)
+        made = (_codec.pack(parts), units.coordinates(indices), values)
+        return parts, InFlight(*map(PerWorker, made))
+
+    def nothing(units, slots):
+        indices = jnp.full((slots,), units.number, jnp.int32)
+        own = jnp.zeros((slots, *units.shape), jnp.float32)
+        facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.bool_))
+        return flight(units, indices, own, facts, jnp.ones((), jnp.bool_))
+
+    def init(layout, worker_count):
+        return nothing(*units_and_slots(layout, worker_count))[1]
+
+    def receive(vector, state, step):
+        units, slots = units_and_slots(step.layout, step.w)
+        like = nothing(units, slots)[0]
+        gathered = step.workers.gather(state.message.per_worker)
+        places, facts, here, words = _codec.unpack(gathered, like)
+        start = jnp.zeros((step.w,), jnp.int32)
+        indices = _codec.decode_indices(
+            places, start, units.number, units.number, slots
+        )
+        values = jax.vmap(value_code(bits, slots * units.size).decode)(words)
+        values = values.reshape(step.w, slots, *units.shape)
+        divisor = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
+        mean, rest, report = add_pairs(indices, values, facts, units, step, divisor)
+        if not step.layout.exact:
+            own = state.coordinates.per_worker
+            vector = vector.at[own].add(rest, mode="drop")
+        details = DelayedPairsDetails(*report.details, here)
+        return vector, _Arrived(mean, report._replace(details=details))
+
+    def apply(vector, choice, arrived, step):
+        choice = _with_indices(choice, step.n)
+        units = Units.of(choice, step.n)
+        here = jnp.asarray(True if step.present is None else step.present)
+        if step.present is not None:  # Zeros of the whole vector are no choice.
+            kept = jnp.where(here, choice.indices, units.number)
+            choice = choice._replace(indices=kept)
+        own = units.values(vector, choice.indices)
+        parts = (choice.indices, own, facts_of(choice, step), here)
+        sent = flight(units, *parts)[1]
+        left = own.reshape(-1) - sent.values.per_worker
+        delivered = sent.coordinates.per_worker
+        return Delivery(arrived.mean, delivered, left, arrived.report), sent
+
+    def details(layout, worker_count):
+        here = jnp.ones((worker_count,), jnp.bool_)
+        return DelayedPairsDetails(*no_pairs(layout, worker_count), here)
+
+    return Exchange(
+        apply,
+        EVERY_SUPPORT,
+        "pairs, one step late",
+        init=init,
+        details=details,
+        receive=receive,
+        lag=1,
+    )
+
+
+def _with_indices(choice: Choice, n: int) -> Any:
+    """The choice of the whole vector by its indices; others as they are."""
+    if choice.indices is not None:
+        return choice
+    return choice._replace(indices=jnp.arange(n, dtype=jnp.int32), row_size=1)
