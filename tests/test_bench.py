@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from sparsejax.bench import _command, _hosts
+import sparsejax
+from sparsejax.bench import _command, _hosts, _train
 
 KEYS = {
     "recipe",
@@ -83,6 +85,19 @@ def test_scale_needs_no_preparation(tmp_path):
         assert 0.011 < row["bytes_per_step"] / rounds / 16e6 < 0.015
 
 
+def test_rounds_spread_their_bytes_over_the_steps(monkeypatch):
+    monkeypatch.setattr(_train, "SIZES", (8, 64, 8))
+    monkeypatch.setattr(_train, "SETTLED", 1)
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    alone, micro = _train.measure(["micro"], mesh, 0.1, 1, local_steps=4)
+    assert (alone["recipe"], alone["times_no_exchange"]) == ("no exchange", 1)
+    assert micro["local_steps"] == 4
+    assert micro["density"] == pytest.approx(0.1, abs=0.01)
+    recipe = _train.RECIPES["micro"].build(0.1)
+    once = sparsejax.wire_bytes(recipe, _train.init(), workers=2).total
+    assert micro["bytes_per_step"] == round(once / 4)
+
+
 needs_namespaces = pytest.mark.skipif(
     os.name != "posix"
     or os.geteuid() != 0
@@ -124,6 +139,8 @@ def test_bad_arguments():
         _hosts.run_on_hosts(0, "none", ["true"])
     with pytest.raises(SystemExit):
         _command.main(["--recipe", "nonsense"])
+    with pytest.raises(SystemExit):
+        _command.main(["sync", "--local-steps", "2"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import re
 
 import jax
 import pytest
@@ -105,9 +106,12 @@ def test_seeds_share_one_compiled_step():
         (["--workers", "9"], "--workers: got 9, but jax has 8 devices"),
         (["--steps", "1"], "--steps: got 1"),
         (["--seeds", "0"], "--seeds: got 0"),
+        (["--local-steps", "0"], "--local-steps: got 0"),
+        (["--local-steps", "7"], "600 steps are not.*rounds of 7; set --steps 602"),
+        (["--local-steps", "600"], "rounds of 600; set --steps 1200"),
     ],
 )
 def test_wrong_options_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         digits.main(arguments)
-    assert message in capsys.readouterr().err
+    assert re.search(message, capsys.readouterr().err)

@@ -35,6 +35,12 @@ assert sparsejax.report(reader_optimizer.opt_state).sent == 8
 assert dynamic_scale.scale == 2**16 and dynamic_scale.fin_steps == 1
 assert 0 < loss < 2, loss
 """,
+    "local_steps": """
+assert losses.shape == (H,) and 0 < losses[-1] < 2, losses
+assert 0.02 < float(sparsejax.report(state).density) <= 8 * 0.02
+assert state.inner.per_worker[0].count.tolist() == [2 * H] * 8
+assert hsdp_state.inner.per_worker[0].count.tolist() == [H] * 2
+""",
     "manual_loops": """
 assert 0 < loss < 1
 assert abs(sparsejax.report(opt_state).density - 0.01) < 1e-3

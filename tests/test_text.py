@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import sparsejax
 from sparsejax.examples import _cluster, _training, text
 
 STEPS = 8
@@ -69,6 +70,20 @@ def test_bytes_are_those_of_the_formula(tmp_path, capsys):
     assert re.match(r"text: 7\d\d,\d{3} parameters, 8 workers", lines[0])
     assert lines[-1].split()[0] == "zen+exdyna"
     assert " - " in lines[-1]
+
+
+def test_rounds_of_local_steps(tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    options = "--recipe sparseloco --density 0.5 --local-steps 4 --steps 8 --quiet"
+    text.main([*options.split(), "--json", str(file)])
+    assert f"{STEPS} steps, in rounds of 4, " in capsys.readouterr().out
+    (row,) = json.loads(file.read_text())["rows"]
+    params = text.make_task().init(0)
+    recipe = text.RECIPES["sparseloco"].build(0.5)
+    once = sparsejax.wire_bytes(recipe, params, workers=8).total
+    assert row["bytes_per_step"] == int(once / 4)
+    assert 0.1 < row["density_mean"] <= 0.5  # words that nobody met are zeros
+    assert row["test_accuracy"] > 0.01  # from nearly 0
 
 
 def test_the_embedding_is_most_of_the_model_and_sparse():

@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = [name for name in options.recipe if name not in RECIPES]
     if unknown:
         parser.error(f"--recipe: unknown {unknown[0]!r}; one of {', '.join(RECIPES)}")
+    if options.local_steps < 1 or (options.local_steps > 1 and options.mode != "train"):
+        parser.error(
+            f"--local-steps: got {options.local_steps} and the mode {options.mode}; "
+            f"rounds of 2 or more steps are measured by `train --local-steps 10`"
+        )
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
         # Without this handler, hosts would go on computing after SIGTERM.
@@ -72,7 +77,9 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
         from sparsejax.bench import _train
 
         recipes = ["dense", *(r for r in options.recipe if r != "dense")]
-        rows = _train.measure(recipes, mesh, options.density, options.repeats)
+        rows = _train.measure(
+            recipes, mesh, options.density, options.repeats, options.local_steps
+        )
         return _against("dense", rows)
     if options.mode == "select":
         from sparsejax.bench import _select
@@ -152,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--n", type=int, default=4_000_000, help="coordinates; default: %(default)s")
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add("--repeats", type=int, default=10, help="timed rounds; default: %(default)s")
+    add("--local-steps", type=int, default=1, metavar="H", help="train: steps a round")
     add("--workers", type=int, default=4, help="virtual CPU devices without --hosts")
     add("--hosts", type=int, help="run on this many hosts made on this machine (root)")
     add("--rate", default="1gbit", help="rate of their links; default: %(default)s")

@@ -22,20 +22,30 @@ NO_EXCHANGE = "no exchange"
 
 
 def measure(
-    recipes: list[str], mesh: jax.sharding.Mesh, density: float, repeats: int
+    recipes: list[str],
+    mesh: jax.sharding.Mesh,
+    density: float,
+    repeats: int,
+    local_steps: int = 1,
 ) -> list[dict[str, Any]]:
-    """One row per recipe, and one row for steps without an exchange."""
+    """One row per recipe, and one row for steps without an exchange.
+
+    With `local_steps` of more than 1 recipes train in rounds of so many steps. All
+    numbers are those of one step.
+    """
     names = [NO_EXCHANGE, *recipes]
-    runs = {name: _Training(name, mesh, density) for name in names}
+    runs = {name: _Training(name, mesh, density, local_steps) for name in names}
     medians = interleaved_medians(
-        {name: run.step for name, run in runs.items()}, repeats, warm_up=SETTLED
+        {name: run.advance for name, run in runs.items()}, repeats, warm_up=SETTLED
     )
+    medians = {name: ms / local_steps for name, ms in medians.items()}
     return [
         {
             "recipe": name,
             "n": run.n,
             "density": run.density(),
             "workers": mesh.size,
+            "local_steps": local_steps,
             "ms_median": medians[name],
             "bytes_per_step": run.bytes_per_step,
             "times_no_exchange": medians[name] / medians[NO_EXCHANGE],
@@ -47,52 +57,77 @@ def measure(
 class _Training:
     """One recipe's compiled step, with parameters, optimizer state and data."""
 
-    def __init__(self, name: str, mesh: jax.sharding.Mesh, density: float):
+    def __init__(
+        self, name: str, mesh: jax.sharding.Mesh, density: float, local_steps: int
+    ):
         place = functools.partial(NamedSharding, mesh)
         self.mesh = mesh
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
-        alone = name == NO_EXCHANGE
-        gradient = jax.value_and_grad if alone else sparsejax.value_and_grad
-        if alone:
-            tx, self.bytes_per_step = optax.sgd(1e-3), 0
+        shape, spec = (BATCH * mesh.size, SIZES[0]), P("data")
+        inner, self.calls = optax.sgd(1e-3), 1
+        if name == NO_EXCHANGE:
+            self.calls = local_steps
             self.params = jax.jit(
                 lambda p: jax.tree.map(
                     lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), p
                 ),
                 out_shardings=place(P("data")),
             )(self.params)
-            self.state = tx.init(())
+            self.state, self.bytes_per_step = inner.init(()), 0
+            step = _apart(_plain(jax.value_and_grad, inner), mesh)
         else:
             recipe = RECIPES[name].build(density)
-            tx = optax.chain(recipe, optax.sgd(1e-3))
+            if local_steps == 1:
+                tx = optax.chain(recipe, inner)
+                step = _plain(sparsejax.value_and_grad, tx)
+            else:
+                outer = optax.chain(recipe, optax.sgd(1.0))
+                tx = sparsejax.rounds(loss, inner, outer, steps=local_steps)
+                step = _in_rounds(tx)
+                shape, spec = (local_steps, *shape), P(None, "data")
             self.bytes_per_step = round(
-                sparsejax.wire_bytes(recipe, self.params, workers=mesh.size).least
+                sparsejax.wire_bytes(tx, self.params, workers=mesh.size).least
             )
             self.state = sparsejax.init(tx, self.params, mesh)
-
-        def step(params, state, batch):
-            _, grads = gradient(loss)(params, batch)
-            updates, state = tx.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
-
-        self._step = jax.jit(
-            _apart(step, mesh) if alone else step, donate_argnums=(0, 1)
-        )
-        shape = (BATCH * mesh.size, SIZES[0])
+        self._step = jax.jit(step, donate_argnums=(0, 1))
         self.batch = jax.jit(
             lambda: jax.random.normal(jax.random.key(1), shape),
-            out_shardings=place(P("data")),
+            out_shardings=place(spec),
         )()
 
-    def step(self):
+    def advance(self):
+        """Makes the steps between two exchanges, and one exchange."""
         with jax.set_mesh(self.mesh):
-            self.params, self.state = self._step(self.params, self.state, self.batch)
+            for _ in range(self.calls):
+                self.params, self.state = self._step(
+                    self.params, self.state, self.batch
+                )
         return self.params
 
     def density(self) -> float:
         found = list(sparsejax.reports(self.state).values())
         return float(jax.device_get(found[0].density)) if found else 0.0
+
+
+def _plain(gradient: Callable[..., Any], tx: Any) -> Callable[..., Any]:
+    """A step: `(params, state, batch) -> (params, state)`."""
+
+    def step(params, state, batch):
+        _, grads = gradient(loss)(params, batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def _in_rounds(training: sparsejax.Rounds) -> Callable[..., Any]:
+    """A round: `(params, state, batches) -> (params, state)`."""
+
+    def step(params, state, batches):
+        return training.step(params, state, batches)[:2]
+
+    return step
 
 
 def _apart(step: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:

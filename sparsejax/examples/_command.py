@@ -53,6 +53,7 @@ def main(
         parser.error(f"--steps: got {options.steps}, need 2 or more")
     if options.seeds < 1:
         parser.error(f"--seeds: got {options.seeds}, need 1 or more")
+    _check_rounds(parser, options.steps, options.local_steps)
     try:
         exchanges = {
             name: recipes[name].build(options.density) for name in options.recipe
@@ -70,9 +71,9 @@ def main(
     with tqdm.tqdm(total=runs * options.steps, unit="step", disable=quiet) as bar:
 
         def on_step(metrics: Metrics) -> None:
-            bar.update()
+            bar.update(options.local_steps)
             if not bar.disable and bar.n % _SHOW_LOSS_EVERY == 0:
-                bar.set_postfix(loss=f"{float(metrics.loss):.3f}")
+                bar.set_postfix(loss=f"{float(metrics.loss.mean()):.3f}")
 
         params = place(task.init(0), task.placement, mesh)
         axis = task.placement.axis_name
@@ -81,8 +82,8 @@ def main(
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
         dense_bytes = _bytes_per_step(dense, params, workers, axis)[1]
         for name, exchange in exchanges.items():
-            trainer = Trainer(task, exchange, mesh, options.steps)
-            least, most = _bytes_per_step(exchange, params, workers, axis)
+            trainer = Trainer(task, exchange, mesh, options.steps, options.local_steps)
+            least, most = _bytes_per_step(trainer.tx, params, workers, axis)
             for seed in range(options.seeds):
                 bar.set_description(f"{name}, seed {seed}")
                 run = trainer.run(seed, on_step)
@@ -94,9 +95,10 @@ def main(
 
     if jax.process_index() > 0:
         return
+    alone = f"in rounds of {options.local_steps}, " if options.local_steps > 1 else ""
     print(
         f"{task.name}: {size:,} parameters, {workers} workers "
-        f"({jax.devices()[0].platform}), {options.steps} steps, "
+        f"({jax.devices()[0].platform}), {options.steps} steps, {alone}"
         f"mean of {options.seeds} seed{'s' if options.seeds > 1 else ''}\n\n"
         f"{format_table(rows)}"
     )
@@ -125,10 +127,30 @@ def _parser(
         help=f"default: all accelerators, or {_DEFAULT_WORKERS} virtual CPU devices",
     )
     add("--steps", type=int, default=steps, help="default: %(default)s")
+    add(
+        "--local-steps",
+        type=int,
+        default=1,
+        metavar="H",
+        help="each worker trains alone for H of the steps, and then the sum of its "
+        "updates is exchanged; default: %(default)s",
+    )
     add("--seeds", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--json", type=pathlib.Path, metavar="FILE", help="also write the rows here")
     add("--quiet", action="store_true", help="no progress bar")
     return parser
+
+
+def _check_rounds(parser: argparse.ArgumentParser, steps: int, local: int) -> None:
+    """Ends the program unless the steps are two or more whole rounds."""
+    if local < 1:
+        parser.error(f"--local-steps: got {local}, need 1 or more")
+    if steps % local or steps < 2 * local:
+        nearest = local * max(2, round(steps / local))
+        parser.error(
+            f"--local-steps: got {local}, and {steps} steps are not two or more rounds "
+            f"of {local}; set --steps {nearest}"
+        )
 
 
 def _recipes(recipes: dict[str, Recipe], text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -105,10 +106,11 @@ class Run(NamedTuple):
     Attributes:
       accuracy: test accuracy after the last step.
       loss: Float[steps].
-      density: Float[steps], achieved in each step.
-      overflow: fraction of the steps that were dense because something did not fit.
+      density: Float[exchanges], achieved in each exchange.
+      overflow: fraction of the exchanges that were dense because something did not fit.
       ms_per_step: median wall time of a step after warm-up, from the call until the new
-        parameters are computed, without the time to load the batch.
+        parameters are computed, without the time to load the batch. Of steps in rounds
+        that of a round, divided by its steps.
     """
 
     accuracy: float
@@ -119,22 +121,28 @@ class Run(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The numbers that a step logs. Replicated.
+    """The numbers that a step or a round logs. Replicated.
 
     Attributes:
-      loss: Float[], mean over the global batch.
+      loss: Float[], mean over the global batch; Float[H] of a round, of each step.
       density: Float[], fraction of the coordinates that were exchanged, or that each
         worker sent if `density` is per worker.
       overflow: Bool[], whether something did not fit into its message.
     """
 
-    loss: Float[Array, ""]
+    loss: Float[Array, ""] | Float[Array, "H"]
     density: Float[Array, ""]
     overflow: Bool[Array, ""]
 
 
 class Trainer:
-    """Compiles the step of one recipe once and runs it for any number of seeds."""
+    """Compiles the step of one recipe once and runs it for any number of seeds.
+
+    With `local_steps` of more than 1 it compiles a round: each worker makes so many
+    steps of the task's optimizer alone, and the recipe exchanges their sum.
+    """
+
+    tx: optax.GradientTransformation | sparsejax.Rounds
 
     def __init__(
         self,
@@ -142,11 +150,23 @@ class Trainer:
         exchange: optax.GradientTransformation,
         mesh: jax.sharding.Mesh,
         steps: int,
+        local_steps: int = 1,
     ):
         self.task, self.mesh, self.steps = task, mesh, steps
-        self.tx = optax.chain(exchange, task.optimizer(steps))
-        self._per_worker = NamedSharding(mesh, task.placement.batch)
-        self._step = _make_step(self.tx, task.loss, task.placement.axis_name)
+        self.local_steps = local_steps
+        optimizer, axis = task.optimizer(steps), task.placement.axis_name
+        if local_steps == 1:
+            self.tx = optax.chain(exchange, optimizer)
+            self._step = _make_step(self.tx, task.loss, axis)
+            batch = task.placement.batch
+        else:
+            outer = optax.chain(exchange, optax.sgd(1.0))
+            self.tx = sparsejax.rounds(
+                task.loss, optimizer, outer, steps=local_steps, axis_name=axis
+            )
+            self._step = _make_round(self.tx)
+            batch = PartitionSpec(None, *task.placement.batch)
+        self._per_worker = NamedSharding(mesh, batch)
 
     def run(self, seed: int, on_step: Callable[[Metrics], None]) -> Run:
         """Trains from the initial parameters of `seed`."""
@@ -154,8 +174,8 @@ class Trainer:
         batches = self.task.batches(seed, size)
         params, opt_state = self._init(seed)
         logged, seconds = [], []
-        for _ in range(self.steps):
-            batch = jax.tree.map(self._place, next(batches))
+        for _ in range(self.steps // self.local_steps):
+            batch = jax.tree.map(self._place, self._next(batches))
             start = time.perf_counter()
             with jax.set_mesh(self.mesh):
                 params, opt_state, metrics = self._step(params, opt_state, batch)
@@ -165,14 +185,14 @@ class Trainer:
             seconds.append(time.perf_counter() - start)
             logged.append(metrics)
             on_step(metrics)
-        timed = seconds[min(_WARM_UP, self.steps - 1) :]
+        timed = seconds[min(_WARM_UP, len(seconds) - 1) :]
         metrics = jax.tree.map(lambda *x: np.asarray(x), *jax.device_get(logged))
         return Run(
             self._accuracy(params),
-            metrics.loss,
+            metrics.loss.reshape(-1),
             metrics.density,
             float(metrics.overflow.mean()),
-            1e3 * statistics.median(timed),
+            1e3 * statistics.median(timed) / self.local_steps,
         )
 
     def _accuracy(self, params: Params) -> float:
@@ -185,11 +205,18 @@ class Trainer:
         params = place(self.task.init(seed), self.task.placement, self.mesh)
         return params, sparsejax.init(self.tx, params, self.mesh)
 
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """The batch of a step, or those of a round in one, [H, size, ...]."""
+        if self.local_steps == 1:
+            return next(batches)
+        several = itertools.islice(batches, self.local_steps)
+        return jax.tree.map(lambda *rows: np.stack(rows), *several)
+
     def _place(self, rows: np.ndarray) -> Array:
-        local = len(rows) // jax.process_count()
-        first = jax.process_index() * local
+        examples = 0 if self.local_steps == 1 else 1  # the axis of them
+        parts = np.split(rows, jax.process_count(), axis=examples)
         return jax.make_array_from_process_local_data(
-            self._per_worker, rows[first : first + local], rows.shape
+            self._per_worker, parts[jax.process_index()], rows.shape
         )
 
 
@@ -219,6 +246,17 @@ def _make_step(
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         return params, opt_state, Metrics(value, *exchanged(opt_state, params))
+
+    return step
+
+
+def _make_round(training: sparsejax.Rounds) -> Callable[..., Any]:
+    """A round of all workers, as `_make_step`; batches are [H, w b, ...]."""
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, batches):
+        params, state, losses = training.step(params, state, batches)
+        return params, state, Metrics(losses, *exchanged(state, params))
 
     return step
 
