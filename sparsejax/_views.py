@@ -49,6 +49,7 @@ def two_views(update: Update, workers: Workers) -> Update:
         states = state_specs(state, workers.axis_name)
         present = {k: v for k, v in extra_args.items() if k == "present"}
         _check_present(present, workers)
+        present = jax.tree.map(lambda x: workers.spread(jnp.asarray(x)), present)
 
         def mine(rows, state, present):
             rows, present = jax.tree.map(lambda row: row[0], (rows, present))

@@ -149,6 +149,13 @@ class Workers:
         explicit = all(types.get(a) == AxisType.Explicit for a in self.axes)
         return sharding.spec if explicit else None
 
+    def spread(self, x: Any) -> Any:
+        """`x` [w, ...], on explicit axes sharded over the workers along its first."""
+        spec = self.explicit_spec(x)
+        if spec is None or set(self.axes) <= sharded_axes(x):
+            return x
+        return jax.sharding.reshard(x, P(self.axes, *spec[1:]))
+
     def count(self) -> int:
         """How many workers there are: static."""
         return jax.lax.axis_size(self.axis_name)

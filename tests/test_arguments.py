@@ -147,6 +147,7 @@ def test_sparsifiers_check_as_recipes_do(name):
             "capacity: got",
         ),
         (lambda: sparsifiers.random_k(0.1, seed=-1), ValueError, "seed: got -1"),
+        (lambda: sparsejax.exdyna(0.1, beta=0.0), ValueError, "beta: got 0"),
         (lambda: sparsejax.chunked_topk(chunk=0), ValueError, "chunk: got 0"),
         (lambda: sparsejax.chunked_topk(2.0), ValueError, "density: got 2"),
         (lambda: sparsifiers.chunked_topk(8, 0), ValueError, "k: got 0"),

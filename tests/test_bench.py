@@ -89,7 +89,9 @@ def test_rounds_spread_their_bytes_over_the_steps(monkeypatch):
     monkeypatch.setattr(_train, "SIZES", (8, 64, 8))
     monkeypatch.setattr(_train, "SETTLED", 1)
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-    alone, micro = _train.measure(["micro"], mesh, 0.1, 1, local_steps=4)
+    rows = _train.measure(["micro", "topk"], mesh, 0.1, 1, local_steps=4, delayed=True)
+    assert [row["recipe"] for row in rows[2:]] == ["topk", "topk, delayed"]
+    alone, micro = rows[:2]
     assert (alone["recipe"], alone["times_no_exchange"]) == ("no exchange", 1)
     assert micro["local_steps"] == 4
     assert micro["density"] == pytest.approx(0.1, abs=0.01)
@@ -141,6 +143,8 @@ def test_bad_arguments():
         _command.main(["--recipe", "nonsense"])
     with pytest.raises(SystemExit):
         _command.main(["sync", "--local-steps", "2"])
+    with pytest.raises(SystemExit):
+        _command.main(["sync", "--delayed"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -85,9 +86,9 @@ def test_loops_whose_trip_count_is_unknown_wait_for_the_host():
     assert (cost.host_loops, cost.kernels) == (1, 3)
 
 
-def _mesh():
+def _mesh(hosts=1):
     try:
-        return gpu_check.gpu_mesh(8)
+        return gpu_check.gpu_mesh(8, hosts)
     except Exception as error:
         if "cuda" in str(error) or "topology" in str(error):
             pytest.skip("the compiler for GPUs is not installed: `make gpu-check`")
@@ -132,6 +133,35 @@ def test_groups_of_leaves_share_messages(name, kinds):
         text = jax.jit(tx.update).lower(rows, state).compile().as_text()
     found = re.findall(r" (all-[a-z]+|collective-permute)(?:-start)?\(", text)
     assert sorted(found) == kinds
+
+
+_COLLECTIVE = r" (all-[a-z-]+?|reduce-scatter|collective-permute)(-start|-done)?\("
+
+
+def _schedule(tx):
+    """`(places of matrix products, (place, collective))` of a step on eight hosts."""
+    made = gpu_check.compiled_step(
+        optax.chain(tx, optax.sgd(1e-3)), _mesh(hosts=8), 0, gpu_check.TRAIN
+    )
+    text = str(made.as_text())
+    lines = text[text.index("\nENTRY") :].splitlines()
+    product = re.compile(r"%gemm_fusion\S* = |__cublas")
+    products = [i for i, line in enumerate(lines) if product.search(line)]
+    found = [(i, re.search(_COLLECTIVE, line)) for i, line in enumerate(lines)]
+    return products, [(i, "".join(x.groups(""))) for i, x in found if x]
+
+
+def test_a_late_exchange_hides_behind_the_products():
+    """And with `topk` behind the search, whose loops the compiler takes for long."""
+    recipe = sparsejax.chunked_topk(0.01)
+    products, [(start, first), (done, last)] = _schedule(sparsejax.delayed(recipe))
+    assert (first, last) == ("all-gather-start", "all-gather-done")
+    # Three products forward, five backward.
+    assert len(products) == 8
+    hidden = [place for place in products[3:] if start < place < done]
+    assert len(hidden) >= 3
+    products, found = _schedule(recipe)
+    assert all(place > products[-1] for place, _ in found)
 
 
 @pytest.mark.parametrize("name", ["exdyna", "micro", "topk"])

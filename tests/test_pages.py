@@ -57,6 +57,11 @@ assert 0 < adapter_bytes < 0.03 * 4 * 4004, adapter_bytes
 memory = adapter_state.inner_states["adapter"].inner_state[0].memory
 assert memory.per_worker.shape == (8, 4004)
 """,
+    "overlap": """
+assert opt_state[0].exchange.values.per_worker.shape == (8, 9)
+assert (opt_state[0].exchange.values.per_worker == 0).all()
+assert 0 < jnp.abs(params["w"]).max()
+""",
     "sharded_models": "",
     "troubleshooting": "",
 }

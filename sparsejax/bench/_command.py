@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--local-steps: got {options.local_steps} and the mode {options.mode}; "
             f"rounds of 2 or more steps are measured by `train --local-steps 10`"
         )
+    if options.delayed and options.mode != "train":
+        parser.error("--delayed: exchanges are hidden in whole steps, by `train`")
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
         # Without this handler, hosts would go on computing after SIGTERM.
@@ -78,7 +80,12 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
 
         recipes = ["dense", *(r for r in options.recipe if r != "dense")]
         rows = _train.measure(
-            recipes, mesh, options.density, options.repeats, options.local_steps
+            recipes,
+            mesh,
+            options.density,
+            options.repeats,
+            options.local_steps,
+            options.delayed,
         )
         return _against("dense", rows)
     if options.mode == "select":
@@ -159,6 +166,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--n", type=int, default=4_000_000, help="coordinates; default: %(default)s")
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add("--repeats", type=int, default=10, help="timed rounds; default: %(default)s")
+    add(
+        "--delayed",
+        action="store_true",
+        help="train: also each recipe that `sparsejax.delayed` takes",
+    )
     add("--local-steps", type=int, default=1, metavar="H", help="train: steps a round")
     add("--workers", type=int, default=4, help="virtual CPU devices without --hosts")
     add("--hosts", type=int, help="run on this many hosts made on this machine (root)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -27,14 +28,22 @@ def measure(
     density: float,
     repeats: int,
     local_steps: int = 1,
+    delayed: bool = False,
 ) -> list[dict[str, Any]]:
     """One row per recipe, and one row for steps without an exchange.
+
+    With `delayed` one more for each recipe that `sparsejax.delayed` takes.
 
     With `local_steps` of more than 1 recipes train in rounds of so many steps. All
     numbers are those of one step.
     """
-    names = [NO_EXCHANGE, *recipes]
-    runs = {name: _Training(name, mesh, density, local_steps) for name in names}
+    exchanges: dict[str, Any] = {NO_EXCHANGE: None}
+    exchanges |= {name: RECIPES[name].build(density) for name in recipes}
+    if delayed:
+        exchanges |= _late(exchanges)
+    runs = {
+        name: _Training(recipe, mesh, local_steps) for name, recipe in exchanges.items()
+    }
     medians = interleaved_medians(
         {name: run.advance for name, run in runs.items()}, repeats, warm_up=SETTLED
     )
@@ -54,19 +63,26 @@ def measure(
     ]
 
 
+def _late(exchanges: dict[str, Any]) -> dict[str, Any]:
+    """The exchanges that can hide behind the next step, in that form."""
+    found = {}
+    for name, recipe in exchanges.items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[f"{name}, delayed"] = sparsejax.delayed(recipe)
+    return found
+
+
 class _Training:
     """One recipe's compiled step, with parameters, optimizer state and data."""
 
-    def __init__(
-        self, name: str, mesh: jax.sharding.Mesh, density: float, local_steps: int
-    ):
+    def __init__(self, recipe: Any, mesh: jax.sharding.Mesh, local_steps: int):
         place = functools.partial(NamedSharding, mesh)
         self.mesh = mesh
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
         shape, spec = (BATCH * mesh.size, SIZES[0]), P("data")
         inner, self.calls = optax.sgd(1e-3), 1
-        if name == NO_EXCHANGE:
+        if recipe is None:
             self.calls = local_steps
             self.params = jax.jit(
                 lambda p: jax.tree.map(
@@ -77,7 +93,6 @@ class _Training:
             self.state, self.bytes_per_step = inner.init(()), 0
             step = _apart(_plain(jax.value_and_grad, inner), mesh)
         else:
-            recipe = RECIPES[name].build(density)
             if local_steps == 1:
                 tx = optax.chain(recipe, inner)
                 step = _plain(sparsejax.value_and_grad, tx)

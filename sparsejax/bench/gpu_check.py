@@ -71,25 +71,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def gpu_mesh(workers: int) -> Mesh:
-    """A mesh of H100s of one host that exist for the compiler only.
+def gpu_mesh(workers: int, hosts: int = 1) -> Mesh:
+    """A mesh of H100s that exist for the compiler only.
+
+    Args:
+      workers: the number of GPUs.
+      hosts: the number of machines that they are in, joined by a network.
 
     Raises:
       RuntimeError: from jax, where the packages of the compiler are missing.
     """
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=DEVICE.read_text(), topology=f"1x1x{workers}"
+        platform="cuda",
+        target_config=DEVICE.read_text(),
+        topology=f"{hosts}x1x{workers // hosts}",
     )
     kinds = (AxisType.Auto,)
     return Mesh(np.array(topology.devices), ("data",), axis_types=kinds)
 
 
+def compiled_step(tx: Any, mesh: Mesh, n: int, kind: str) -> jax.stages.Compiled:
+    """A step of `tx`, compiled for the devices of `mesh`."""
+    with _xla.traced_for("gpu"):
+        return _lowered(tx, mesh, n, kind).compile()
+
+
 def check(recipe: Any, mesh: Mesh, n: int, kind: str = EXCHANGE) -> dict[str, Any]:
     """Compiles a step of `recipe`; a row of the table."""
     began = time.perf_counter()
-    with _xla.traced_for("gpu"):
-        compiled = _lowered(optax.chain(recipe, optax.sgd(1e-3)), mesh, n, kind)
-        compiled = compiled.compile()
+    compiled = compiled_step(optax.chain(recipe, optax.sgd(1e-3)), mesh, n, kind)
     took = time.perf_counter() - began
     cost = cost_of(str(compiled.as_text()))
     memory: Any = compiled.memory_analysis()

@@ -201,10 +201,6 @@ def _refuse_gathered(tree: Any, position: int, workers: Workers) -> None:
 def _spread(batch: Any, workers: Workers) -> Any:
     """A batch on explicit axes, sharded over the workers along its first axis."""
 
-    def spread(leaf):
-        spec = workers.explicit_spec(leaf)
-        if spec is None or set(workers.axes) <= sharded_axes(leaf):
-            return leaf
-        return jax.sharding.reshard(leaf, P(workers.axes, *spec[1:]))
-
-    return jax.tree.map(lambda x: spread(x) if isinstance(x, jax.Array) else x, batch)
+    return jax.tree.map(
+        lambda x: workers.spread(x) if isinstance(x, jax.Array) else x, batch
+    )

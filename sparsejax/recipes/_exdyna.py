@@ -19,6 +19,7 @@ def exdyna(
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
     value_bits: Any = None,
+    beta: float = 1.0,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -38,6 +39,8 @@ def exdyna(
       threshold: by default `thresholds.quota()`; the published rule is
         `thresholds.staircase()`.
       value_bits: see `sparsejax.exchanges.union`.
+      beta: the decay of the residual in a step, in (0, 1]: see `memories.decayed`. For
+        `sparsejax.rounds` of many local steps, 0.8.
       capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -67,7 +70,7 @@ def exdyna(
             max_density=max_density,
         ),
         exchange=exchanges.union(value_bits),
-        memory=memories.error_feedback(),
+        memory=memories.decayed(beta),
         axis_name=axis_name,
         nonfinite=nonfinite,
     )
