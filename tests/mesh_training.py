@@ -17,8 +17,8 @@ kinds = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
 
-def make_mesh(shape, names, kind=AUTO):
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
+def make_mesh(shape, names, kind=AUTO, **options):
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(names), **options)
 
 
 def loss_of(params, x):

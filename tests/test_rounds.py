@@ -214,6 +214,29 @@ def test_shard_map_equals_the_simulation(check_vma):
     np.testing.assert_allclose(losses.reshape(W, H).mean(axis=0), means, rtol=1e-5)
 
 
+def test_workers_that_are_islands_of_shards():
+    """Moments are sharded from the start, and the rounds are those of two workers."""
+    mesh = make_mesh((2, 2), ("data", "fsdp"), devices=jax.devices()[:W])
+    specs = {"w1": P(None, "fsdp"), "w2": P("fsdp")}
+    outer = optax.chain(sparsejax.dense(), optax.sgd(1.0))
+    training = sparsejax.rounds(loss_fn, optax.adam(0.1), outer, steps=H)
+    whole_mesh = mesh_of(2)
+    expected, _, means = _on_mesh(whole_mesh, training, 3)
+    with jax.set_mesh(mesh):
+        params = jax.tree.map(jax.device_put, start_params(), specs)
+        state = training.init(params)
+        waiting = sparsejax.per_worker(optax.trace(0.9)).init(params)
+        for moment in (state.inner.per_worker[0].mu, waiting.per_worker.trace):
+            assert moment["w1"].sharding.spec == P("data", None, "fsdp")
+        for t in range(3):
+            rows = whole(batches(t, workers=2))
+            params, state, losses = _jitted(training.step)(params, state, rows)
+            jax.block_until_ready(params)
+    assert params["w1"].sharding.spec == P(None, "fsdp")
+    np.testing.assert_allclose(flat(params), flat(expected), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(losses, means, rtol=1e-4)
+
+
 def test_a_broken_worker_starts_again_from_the_shared_parameters():
     training = sparsejax.simulate(_adam_training(), workers=W)
     params = start_params()

@@ -17,7 +17,7 @@ from sparsejax.placement._markers import (
     add_worker_axis,
     drop_worker_axis,
 )
-from sparsejax.placement._specs import with_param_specs
+from sparsejax.placement._specs import shard_like_parameters, with_param_specs
 
 
 def init(
@@ -127,7 +127,8 @@ def per_worker(
 
     def init(params):
         refuse_wrappers("init")
-        return allocate(lambda _, p: PerWorker(tx.init(p)), workers, params)
+        sharded = shard_like_parameters(params, workers)
+        return allocate(lambda _, p: PerWorker(sharded(tx.init(p))), workers, params)
 
     def update(updates, state, params=None, **extra_args):
         refuse_wrappers("update")

@@ -20,6 +20,7 @@ from sparsejax.placement._markers import (
     add_worker_axis,
     drop_worker_axis,
 )
+from sparsejax.placement._specs import shard_like_parameters
 
 
 class RoundsState(NamedTuple):
@@ -155,7 +156,8 @@ def rounds(
     options = {"has_aux": has_aux, "axis_name": axis_name, "microbatches": microbatches}
 
     def init(params):
-        made = allocate(lambda _, p: _start(inner, p), workers, params)
+        sharded = shard_like_parameters(params, workers)
+        made = allocate(lambda _, p: sharded(_start(inner, p)), workers, params)
         return RoundsState(made, _with_recipe(outer.init(params)))
 
     def step(params, state, batches, *per_step, present=None, **shared):

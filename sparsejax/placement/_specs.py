@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -37,13 +38,9 @@ def param_specs(params: Any, workers: Workers) -> Any:
         that is sharded over the workers' axis.
     """
     sizes = mesh_axis_sizes()
-    given = _GIVEN.get()
 
     def of(path, leaf):
-        if given is not None and path_name(path) in given:
-            spec = given[path_name(path)]
-        else:
-            spec = _spec_of(leaf)
+        spec = _known_spec(path, leaf)
         if spec is None:
             _refuse_unknown(path, sizes, workers)
             return P()
@@ -53,6 +50,49 @@ def param_specs(params: Any, workers: Workers) -> Any:
         return _useful(spec, sizes, workers)
 
     return jax.tree_util.tree_map_with_path(of, params)
+
+
+def shard_like_parameters(params: Any, workers: Workers) -> Callable[[Any], Any]:
+    """A function that shards optimizer state over other axes as its parameters are.
+
+    A moment is known by its path, which ends as that of its parameter, and by its
+    shape. Otherwise each device of an island would start with the moments of the whole
+    model, until the first step has sharded them.
+
+    Args:
+      params: the parameters, outside of the workers' axis.
+      workers: the axis.
+    """
+    sizes = mesh_axis_sizes()
+    specs = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        spec = _useful(_known_spec(path, leaf) or P(), sizes, workers)
+        if spec_axes(spec):
+            specs[path] = (jnp.shape(leaf), spec)
+
+    def place(path, leaf):
+        for i in range(len(path)):
+            shape, spec = specs.get(path[i:], (None, P()))
+            if shape == jnp.shape(leaf):
+                return _constrained(leaf, spec)
+        return leaf
+
+    return lambda state: jax.tree_util.tree_map_with_path(place, state)
+
+
+def _constrained(x: Any, spec: P) -> Any:
+    """`x`, sharded as `spec` says on automatic axes; on explicit ones types tell."""
+    mesh = jax.sharding.get_abstract_mesh()
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    auto = all(types[axis] == AxisType.Auto for axis in spec_axes(spec))
+    return jax.lax.with_sharding_constraint(x, spec) if auto else x
+
+
+def _known_spec(path: Any, leaf: Any) -> P | None:
+    """The spec that `with_param_specs` or the leaf tells; None where nothing does."""
+    given = _GIVEN.get() or {}
+    name = path_name(path)
+    return given[name] if name in given else _spec_of(leaf)
 
 
 def _spec_of(leaf: Any) -> P | None:
