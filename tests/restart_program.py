@@ -6,7 +6,8 @@ With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set, the prog
 one of several processes. It resumes from the newest checkpoint in DIRECTORY, prints
 `step T` after each step, and one line of JSON at the end. A checkpoint of another
 number of workers is resized. VIEW is "shard_map", or "jit" for a step that binds no
-axis. `processes_program.py` uses the same functions.
+axis, or "rounds" for rounds of local steps whose exchange is one round late.
+`processes_program.py` uses the same functions.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import sparsejax
 SAVE_EVERY = 5
 SIZE = 48
 BATCH = 24 * 8  # divisible by 8, 4 and 6
+LOCAL_STEPS = 2  # of a round
 
 
 def connect(**options):
@@ -48,6 +50,17 @@ def make_tx():
         sparsejax.per_worker(optax.trace(0.5)),
         sparsejax.exdyna(0.1),
         optax.adam(0.01),
+    )
+
+
+def make_rounds():
+    """In the place of a transformation; the schedule ends after 15 rounds."""
+    outer = sparsejax.delayed(sparsejax.sparseloco(0.1, chunk=64))
+    return sparsejax.rounds(
+        loss_of,
+        optax.adam(optax.linear_schedule(0.02, 0.0, 15 * LOCAL_STEPS)),
+        optax.chain(outer, optax.sgd(1.0)),
+        steps=LOCAL_STEPS,
     )
 
 
@@ -77,10 +90,16 @@ def start(tx, mesh):
     return params, state
 
 
-def placed(rows, mesh):
+def batches_of(t):
+    """Of round t, [H, BATCH, SIZE]."""
+    first = t * LOCAL_STEPS
+    return np.stack([batch_of(s) for s in range(first, first + LOCAL_STEPS)])
+
+
+def placed(rows, mesh, axis=0):
     """The global array of `rows`; each process provides its own rows."""
-    own = rows.reshape(jax.process_count(), -1, *rows.shape[1:])[jax.process_index()]
-    sharding = NamedSharding(mesh, P("data"))
+    own = np.split(rows, jax.process_count(), axis)[jax.process_index()]
+    sharding = NamedSharding(mesh, P(*[None] * axis, "data"))
     return jax.make_array_from_process_local_data(sharding, own, rows.shape)
 
 
@@ -94,7 +113,13 @@ def make_step(tx, mesh, specs, view="shard_map"):
         params, state, loss = step(params, state, x)
         return params, state, jax.lax.pmean(loss, "data")
 
+    def training_round(params, state, x):
+        params, state, losses = tx.step(params, state, x)
+        return params, state, losses[-1]
+
     out_specs = (P(), specs, P())
+    if view == "rounds":
+        step = training_round
     mapped = jax.shard_map(
         mine, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=out_specs
     )
@@ -104,9 +129,13 @@ def make_step(tx, mesh, specs, view="shard_map"):
     )
 
 
+def recipe_state(state):
+    return state.outer[0] if hasattr(state, "outer") else state[1]
+
+
 def pending(state):
     """The mean pending gradient, in float64."""
-    rows = fetched(state[1].memory.per_worker)
+    rows = fetched(recipe_state(state).memory.per_worker)
     return rows.astype(np.float64).mean(axis=0)
 
 
@@ -163,7 +192,8 @@ def main(directory, workers, steps, view="shard_map"):
     connect()
     directory = pathlib.Path(directory)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:workers]), ("data",))
-    tx = make_tx()
+    in_rounds = view == "rounds"
+    tx = make_rounds() if in_rounds else make_tx()
     params, state = start(tx, mesh)
     checkpointer = ocp.StandardCheckpointer()
     saved = sorted(directory.glob("step-*/workers"))
@@ -174,8 +204,9 @@ def main(directory, workers, steps, view="shard_map"):
         (params, state), error = restore(checkpointer, path, tx, params, mesh)
     step = make_step(tx, mesh, sparsejax.state_specs(state), view)
     for t in range(first, steps):
+        rows = batches_of(t) if in_rounds else batch_of(t)
         with jax.set_mesh(mesh):
-            params, state, loss = step(params, state, placed(batch_of(t), mesh))
+            params, state, loss = step(params, state, placed(rows, mesh, rows.ndim - 2))
         loss.block_until_ready()
         if (t + 1) % SAVE_EVERY == 0:
             path = directory / f"step-{t + 1:04d}"
@@ -189,9 +220,9 @@ def main(directory, workers, steps, view="shard_map"):
         "held_out": held_out(params),
         "digest": digest((params, state)),
         "sent": int(report.sent),
-        "rows": state[1].memory.per_worker.shape[0],
+        "rows": recipe_state(state).memory.per_worker.shape[0],
         "resize_error": error,
-        "steps_of_state": int(state[1].step),
+        "steps_of_state": int(recipe_state(state).step),
     }
     print(json.dumps(result), flush=True)
 

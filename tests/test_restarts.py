@@ -82,6 +82,30 @@ def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
     )
 
 
+def test_rounds_are_killed_and_resumed(tmp_path):
+    """In two processes, in the middle of a schedule, with messages on their way."""
+    two = {"processes": 2, "devices": 1}
+    rounds = 2 * SAVE_EVERY - 1
+
+    def finish(directory):
+        with _running(directory, 2, rounds, "rounds", **two) as processes:
+            return [_last(process) for process in processes]
+
+    straight = finish(tmp_path / "straight")
+    directory = tmp_path / "killed"
+    with _running(directory, 2, rounds, "rounds", **two) as processes:
+        processes[0].wait_for(f"step {SAVE_EVERY + 1}")
+        for process in processes:
+            process.kill()
+        for process in processes:
+            assert process.result().status == -signal.SIGKILL
+    resumed = finish(directory)
+    for mine, expected in zip(resumed, straight, strict=True):
+        assert (expected["first"], mine["first"]) == (0, SAVE_EVERY)
+        assert mine["digest"] == expected["digest"]
+        assert mine["steps_of_state"] == rounds
+
+
 def test_from_eight_workers_to_four_to_six(uninterrupted, tmp_path):
     expected, checkpoints = uninterrupted
     directory = tmp_path / "resized"
