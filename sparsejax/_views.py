@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from sparsejax import _xla
 from sparsejax._checks import path_name
 from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._nesting import refuse_wrappers
@@ -40,7 +41,11 @@ def two_views(update: Update, workers: Workers) -> Update:
     def both(updates, state, params=None, **extra_args):
         refuse_wrappers("update")
         if workers.bound():
-            return grouped(updates, state, params, **extra_args)
+
+            def own(updates, state):
+                return grouped(updates, state, params, **extra_args)
+
+            return _xla.always_compiled(own)(updates, state)
         workers.require_mesh("update")
         rows = _rows(updates, workers)
         _check_workers(state, workers)
@@ -61,7 +66,7 @@ def two_views(update: Update, workers: Workers) -> Update:
             out_specs=(specs, states),
             axis_names=set(mesh_axis_sizes()),
         )
-        return mapped(rows, state, present)
+        return _xla.always_compiled(mapped)(rows, state, present)
 
     return both
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -122,3 +122,19 @@ def insert(
     if on_cpu():
         return zeros.at[indices].add(values, mode="drop")
     return zeros.at[indices].set(values, mode="drop")
+
+
+def always_compiled(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun`, compiled also under `jax.disable_jit`.
+
+    There a step of a loss can be looked at, while the hundreds of small operations of
+    an exchange, each on every device, would take a minute.
+    """
+
+    def compiled(*args):
+        if not jax.config.jax_disable_jit:
+            return fun(*args)
+        with jax.disable_jit(False):
+            return jax.jit(fun)(*args)
+
+    return compiled

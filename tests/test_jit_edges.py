@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
+from sparsejax import parts
 from tests.harness import mesh_of
 from tests.jit_training import AUTO, EXPLICIT, OLD, Setting, assert_copies_equal
 
@@ -130,3 +131,37 @@ def test_exchange_between_islands_of_shards(kind):
             jax.NamedSharding(mesh, specs[k]), leaf.ndim
         )
         np.testing.assert_allclose(leaf, theirs[k], rtol=1e-5)
+
+
+def test_an_exchange_stays_compiled_under_disable_jit():
+    """Hundreds of small operations on every device would take a minute."""
+    seen = []
+
+    def select(vector, state, step):
+        seen.append((jax.config.jax_disable_jit, isinstance(vector, jax.core.Tracer)))
+        indices = jnp.arange(2, dtype=jnp.int32)
+        return parts.Choice(indices, jnp.int32(2), jnp.float32(0)), state
+
+    tx = sparsejax.sparsify(
+        parts.Sparsifier(select, "agreed"),
+        exchange=sparsejax.exchanges.union(),
+        memory=sparsejax.memories.error_feedback(),
+    )
+    mesh, params = mesh_of(2), jnp.arange(3.0)
+    rows = np.stack([np.ones(3), 2 * np.ones(3)]).astype(np.float32)
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+        del seen[:]
+        with jax.disable_jit():
+            updates, _ = tx.update(sparsejax.PerWorker(rows), state)
+    np.testing.assert_array_equal(updates, [1.5, 1.5, 0.0])
+    mapped = jax.shard_map(
+        lambda row, state: tx.update(row[0], state)[0],
+        mesh=mesh,
+        in_specs=(P("data"), sparsejax.state_specs(state)),
+        out_specs=P(),
+    )
+    with jax.disable_jit():
+        np.testing.assert_array_equal(mapped(rows, state), [1.5, 1.5, 0.0])
+    assert seen == [(False, True)] * len(seen)
+    assert len(seen) >= 2
