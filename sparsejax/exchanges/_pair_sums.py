@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from sparsejax import _xla
 from sparsejax._report import sparse_report
 from sparsejax._workers import vary_like
-from sparsejax.exchanges._indices import united
-from sparsejax.exchanges._units import Units
-from sparsejax.parts import Report, Step
+from sparsejax.exchanges._indices import facts_of, united
+from sparsejax.exchanges._units import Units, indices_of
+from sparsejax.parts import Choice, Report, Step
+from sparsejax.vectors import _codec
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
@@ -78,6 +79,45 @@ def add_pairs(
         rest = jnp.where(mine[:, None], rest.reshape(count, -1), 0.0)
         own = own + divisor * jnp.sum(rest, axis=0)
     return total, own, report
+
+
+def costs_more_than_the_whole(
+    slots: int, value_words: int, units: Units, step: Step
+) -> bool:
+    """Whether pairs of all workers take more bytes than a sum of whole vectors. Static.
+
+    Args:
+      slots: k, of each worker.
+      value_words: 16-bit words of a worker's values.
+      units: static.
+      step: the step.
+    """
+    if not step.layout.exact:  # Nobody would know who keeps the roundings of the sum.
+        return False
+    message = _codec.cheapest(slots, units.number).size + 2 * value_words
+    return step.w * message > 2 * 4 * units.n
+
+
+def add_whole(
+    choice: Choice, values: Float[Array, "k *D"], units: Units, step: Step
+) -> tuple[Float[Array, " n"], Report]:
+    """The mean of all workers' pairs by an all-reduce of vectors. Replicated.
+
+    A coordinate whose values cancel does not count as sent.
+    """
+    indices = indices_of(choice)
+    own = _xla.late_zeros(units.n, jnp.min(indices, initial=0))
+    own = units.split(vary_like(own, values)).at[indices].set(values, mode="drop")
+    total = step.workers.sum(own.reshape(-1))
+    chosen = jnp.sum(indices < units.number, dtype=jnp.int32) * units.size
+    message = (facts_of(choice, step), chosen)
+    gathered = step.workers.gather(_codec.pack(message))
+    facts, chosen = _codec.unpack(gathered, message)
+    sent = jnp.sum(total != 0, dtype=jnp.int32)
+    details = PairsDetails(chosen, sent)
+    density = sent.astype(jnp.float32) / max(step.n, 1)
+    demand, threshold, dropped = facts
+    return total / step.w, Report(demand, sent, density, threshold, dropped, details)
 
 
 def _sum_in_order(

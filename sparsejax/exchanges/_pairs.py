@@ -12,7 +12,13 @@ from sparsejax._checks import check_value_bits
 from sparsejax.exchanges._delayed_pairs import delayed_pairs
 from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
 from sparsejax.exchanges._indices import gather_indices
-from sparsejax.exchanges._pair_sums import PairsDetails, add_pairs, no_pairs
+from sparsejax.exchanges._pair_sums import (
+    PairsDetails,
+    add_pairs,
+    add_whole,
+    costs_more_than_the_whole,
+    no_pairs,
+)
 from sparsejax.exchanges._units import Units
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors._narrow import value_code
@@ -25,9 +31,11 @@ def pairs(value_bits: Any = None) -> Exchange:
     values, and the small facts of the report. A worker delivers its values at its own
     coordinates only.
 
-    The bytes that a worker receives grow with the number of workers, and so does the
-    number of distinct coordinates: see `sent` and `density` of the report. Choices that
-    are equal on all workers take fewer bytes with `union`.
+    The bytes that a worker receives grow with the number of workers. Where they would
+    be more than those of an all-reduce of the whole vector, such as for 25 % and eight
+    workers, the same values travel in one. The number of distinct coordinates grows
+    with the number of workers, too: see `sent` and `density` of the report. Choices
+    that are equal on all workers take fewer bytes with `union`.
 
     Args:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
@@ -58,12 +66,15 @@ def pairs(value_bits: Any = None) -> Exchange:
         code = value_code(bits, own.size)
         words = code.encode(own.reshape(-1))
         values = code.decode(words).reshape(own.shape)
+        left = (own - values).reshape(-1)
+        delivered = units.coordinates(choice.indices)
+        if costs_more_than_the_whole(choice.indices.size, words.size, units, step):
+            mean, report = add_whole(choice, values, units, step)
+            return Delivery(mean, delivered, left, report), state
         indices, facts, received = gather_indices(choice, step, words)
         received = jax.vmap(code.decode)(received).reshape(step.w, *own.shape)
         mean, rest, report = add_pairs(indices, received, facts, units, step, step.w)
-        left = (own - values).reshape(-1) + rest
-        delivered = units.coordinates(choice.indices)
-        return Delivery(mean, delivered, left, report), state
+        return Delivery(mean, delivered, left + rest, report), state
 
     def whole(layout, worker_count):
         everything = jnp.full((worker_count,), layout.n, jnp.int32)

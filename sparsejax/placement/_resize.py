@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding
@@ -81,7 +82,7 @@ def resize_workers(
         np.shape(a) == np.shape(b) for a, (_, b) in zip(old, new, strict=True)
     )
     if not same:
-        old = jax.tree.leaves(returned(made.unflatten(old), fresh))
+        old = jax.tree.leaves(returned(made.unflatten(old), fresh, _fetch))
 
     def carried(path, old, new, marks):
         if not same and "per_worker" in marks:
@@ -173,12 +174,7 @@ def _check_all_workers(
 
 
 def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
-    """An array like `new` whose rows are the mean of the rows of `old`, in float64.
-
-    Integers have no mean. Signed ones are counters, of which the largest goes on: with
-    moments that are kept, a smaller one would correct their bias again. Others, such as
-    the words of random keys, are kept if all rows agree.
-    """
+    """An array like `new` whose rows are the mean of the rows of `old`."""
     rest = [shape[:axis] + shape[axis + 1 :] for shape in (np.shape(old), new.shape)]
     if rest[0] != rest[1]:
         raise ValueError(
@@ -186,17 +182,39 @@ def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
             f"{np.shape(old)}, and {new.shape} on the new mesh: only the number of "
             f"workers, axis {axis}, may differ."
         )
-    value = _fetch(old)
-    if jax.dtypes.issubdtype(new.dtype, np.floating):
-        mean = np.mean(value.astype(np.float64), axis=axis, keepdims=True)
-    else:
-        mean = np.max(value, axis=axis, keepdims=True)
-        signed = jax.dtypes.issubdtype(new.dtype, np.signedinteger)
-        if not signed and not (value == mean).all():
-            return new
+    mean = _one_row(old, axis)
+    if mean is None:
+        return new
     rows = np.broadcast_to(mean.astype(new.dtype), new.shape)
     # Made shard by shard, so neither a device nor the host holds all rows.
     return jax.make_array_from_callback(new.shape, new.sharding, lambda i: rows[i])
+
+
+def _one_row(old: Any, axis: int) -> np.ndarray | None:
+    """The mean of the rows of `old`, whose length along `axis` is 1; None without one.
+
+    Integers have no mean. Signed ones are counters, of which the largest goes on: with
+    moments that are kept, a smaller one would correct their bias again. Others, such as
+    the words of random keys, are kept if all rows agree.
+    """
+    floating = jax.dtypes.issubdtype(old.dtype, np.floating)
+    if _in_other_processes(old):
+        # On the devices, so that no host has to hold the rows of all.
+        combine = [jnp.mean] if floating else [jnp.max, jnp.min]
+        everywhere = NamedSharding(old.sharding.mesh, P())
+        reduced = jax.jit(
+            lambda x: [f(x, axis=axis, keepdims=True) for f in combine],
+            out_shardings=everywhere,
+        )(old.astype(jnp.float32) if floating else old)
+        rows = [np.asarray(x.addressable_data(0)) for x in reduced]
+    elif floating:
+        wide = np.asarray(old).astype(np.float64)
+        rows = [np.mean(wide, axis=axis, keepdims=True)]
+    else:
+        value = np.asarray(old)
+        rows = [f(value, axis=axis, keepdims=True) for f in (np.max, np.min)]
+    signed = floating or jax.dtypes.issubdtype(old.dtype, np.signedinteger)
+    return rows[0] if signed or (rows[0] == rows[-1]).all() else None
 
 
 def _place(old: Any, new: Any, mesh: jax.sharding.Mesh | None) -> Any:
@@ -214,12 +232,16 @@ def _place(old: Any, new: Any, mesh: jax.sharding.Mesh | None) -> Any:
     return jax.make_array_from_callback(new.shape, sharding, lambda i: value[i])
 
 
-def _fetch(x: Any) -> np.ndarray:
-    if (
+def _in_other_processes(x: Any) -> bool:
+    return (
         isinstance(x, jax.Array)
         and isinstance(x.sharding, NamedSharding)
         and not x.is_fully_addressable
-    ):
+    )
+
+
+def _fetch(x: Any) -> np.ndarray:
+    if _in_other_processes(x):
         # Gathers the rows of other processes on every host.
         everywhere = NamedSharding(x.sharding.mesh, P())
         x = jax.jit(lambda x: x, out_shardings=everywhere)(x).addressable_data(0)

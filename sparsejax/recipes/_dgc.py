@@ -48,7 +48,7 @@ def dgc(
       warmup_steps: the number of steps at each of the densities 25 %, 6.25 %, ... above
         `density`; each density is a branch of the program. The first densities save
         little or nothing: with `pairs`, 25 % moves 0.14 w times the bytes of `dense`,
-        and 6.25 % 0.037 w times.
+        and at most as many, and 6.25 % 0.037 w times.
       clip_norm: each worker first clips its gradient to the norm `clip_norm / sqrt(w)`.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.

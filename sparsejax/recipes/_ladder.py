@@ -11,16 +11,16 @@ def ladder(rungs, steps, workers):
     """Runs each of `rungs` for `steps` steps, and the last for ever, on one state."""
 
     def update(updates, state, params=None, **extra_args):
-        del params, extra_args
-
         def climb(rungs, i=1):
             here, *higher = rungs
+
+            def stay():
+                return here.update(updates, state, params, **extra_args)
+
             if not higher:
-                return lambda: here.update(updates, state)
+                return stay
             return lambda: workers.cond(
-                state.step < i * steps,
-                lambda: here.update(updates, state),
-                climb(higher, i + 1),
+                state.step < i * steps, stay, climb(higher, i + 1)
             )
 
         return climb(rungs)()
