@@ -17,6 +17,7 @@ def local_steps(
     loss_fn: Callable[..., Any],
     inner: optax.GradientTransformationExtraArgs,
     workers: Workers,
+    steps: int,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any, Any]]:
     """A function that makes a worker's steps, one after another, axis bound.
@@ -25,6 +26,7 @@ def local_steps(
       loss_fn: `(params, batch, *per_step, **shared) -> loss`.
       inner: the optimizer.
       workers: the axis.
+      steps: H, the number of steps.
       **options: of `value_and_grad`.
 
     Returns:
@@ -49,9 +51,8 @@ def local_steps(
             return workers.localize((delta, state)), (loss, aux)
 
         start = workers.localize(jax.tree.map(_zeros, params))
-        (delta, new), (losses, aux) = jax.lax.scan(
-            step, (start, workers.localize(state)), (batches, per_step)
-        )
+        carry, given = (start, workers.localize(state)), (batches, per_step)
+        (delta, new), (losses, aux) = _scan(step, carry, given, steps)
         # Moments hold the NaN of a broken step for good.
         whole = _is_finite(delta)
         if present is not None:
@@ -60,6 +61,14 @@ def local_steps(
         return losses, (state, aux), delta
 
     return run
+
+
+def _scan(step: Callable[..., Any], carry: Any, given: Any, steps: int) -> Any:
+    """`jax.lax.scan`; one step without a loop, in which products round otherwise."""
+    if steps > 1:
+        return jax.lax.scan(step, carry, given)
+    carry, out = step(carry, jax.tree.map(lambda x: x[0], given))
+    return carry, jax.tree.map(lambda x: jnp.asarray(x)[None], out)
 
 
 def _zeros(parameter: Any) -> Any:

@@ -166,7 +166,7 @@ def rounds(
         bound = workers.bound()
         # In everybody's view the loss is looked at where the axis is not typed.
         fun = loss_fn if bound else looked_at(loss_fn, workers)
-        alone = local_steps(fun, inner, workers, **options)
+        alone = local_steps(fun, inner, workers, steps, **options)
         if bound:
             own = drop_worker_axis(state.inner, workers).per_worker
             losses, (own, aux), delta = alone(
