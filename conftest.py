@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 
-_FLAGS = {
-    "--xla_force_host_platform_device_count": 8,
-    # Most of the suite's time goes into compiling programs that run for moments. What
-    # XLA does to a program as a whole, and so its buffers and collectives, is the same.
-    "--xla_backend_optimization_level": 0,
-}
+from tests import quick
+
 # XLA reads its flags once, so this precedes the first import of jax.
-_given = os.environ.get("XLA_FLAGS", "")
-_missing = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
-os.environ["XLA_FLAGS"] = " ".join([_given, *_missing]).strip()
+os.environ["XLA_FLAGS"] = quick.flags(given=os.environ.get("XLA_FLAGS", ""))
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

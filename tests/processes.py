@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests import quick
 
 
 class Result(NamedTuple):
@@ -93,13 +91,7 @@ def running(
       timeout: seconds after which all processes are killed, so no test waits for their
         output for ever.
     """
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        # Compilation takes longer than the runs.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    environment = quick.environment(devices)
     if processes > 1:
         environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{_free_port()}"
         environment["JAX_NUM_PROCESSES"] = str(processes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.pages import EXISTING_CODE, ROOT, blocks
+from tests import quick
+from tests.pages import EXISTING_CODE, blocks
 
 DIFFS = re.findall(r"^```diff\n(.*?)^```", EXISTING_CODE.read_text(), re.DOTALL | re.M)
 # Lines that a diff adds, and the style of its loop.
@@ -50,13 +50,7 @@ def losses():
     done = subprocess.run(
         [sys.executable, "-c", _RUN],
         input=json.dumps(programs),
-        env=os.environ
-        | {
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        },
+        env=quick.environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import subprocess
@@ -10,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import quick
 from tests.pages import EXISTING_CODE, GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
 
 # Checks that run at the end of a page's program.
@@ -82,13 +82,7 @@ def program(page):
 def test_blocks_run_in_order(page, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(program(page))
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        # Compilation takes longer than the runs.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    environment = quick.environment()
     done = subprocess.run(
         [sys.executable, str(file)],
         env=environment,

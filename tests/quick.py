@@ -1,0 +1,47 @@
+"""How tests compile: quickly, since programs are many and run for moments.
+
+This module is imported before jax, which reads the flags once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def _emitters() -> dict[str, str]:
+    """Kernels are written by XLA's older emitters, in a third of the time.
+
+    The newer ones run MLIR for each kernel. Releases after 0.10 lack the flag, and an
+    unknown flag ends the process. Delete this when jax 0.10 goes.
+    """
+    major, minor = importlib.metadata.version("jaxlib").split(".")[:2]
+    if (int(major), int(minor)) > (0, 10):
+        return {}
+    return {"--xla_cpu_use_fusion_emitters": "false"}
+
+
+def flags(devices: int | None = 8, given: str = "") -> str:
+    """The value of `XLA_FLAGS`.
+
+    What XLA does to a program as a whole, and so its buffers and collectives, stays
+    the same.
+
+    Args:
+      devices: the number of virtual devices; None leaves the number to the program.
+      given: flags that take precedence.
+    """
+    ours = {"--xla_backend_optimization_level": "0", **_emitters()}
+    if devices is not None:
+        ours["--xla_force_host_platform_device_count"] = str(devices)
+    missing = [f"{flag}={value}" for flag, value in ours.items() if flag not in given]
+    return " ".join([given, *missing]).strip()
+
+
+def environment(devices: int | None = 8) -> dict[str, str]:
+    """The variables of a program that a test starts."""
+    ours = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags(devices)}
+    return os.environ | ours
