@@ -5,9 +5,9 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := sparsejax tests
+SOURCES := sparsejax tests conftest.py
 
-.PHONY: demo test pytest lint format docs gpu-check gpu-test clean
+.PHONY: demo test test-every pytest lint format docs gpu-check gpu-test clean
 
 # `make demo RECIPE=all` compares all of them.
 RECIPE ?= dense,exdyna,micro
@@ -15,11 +15,14 @@ RECIPE ?= dense,exdyna,micro
 demo: $(READY)  ## Trains on digits with each recipe; prints one table.
 	$(BIN)/python -m sparsejax.examples.digits --recipe $(RECIPE) --seeds 5
 
-test: lint pytest  ## What CI runs.
+test: lint pytest  ## Some rows of each test: CONTRIBUTING.md says which.
+
+test-every: ROWS := --rows every
+test-every: test  ## Every row. CI runs these on one version of jax.
 
 pytest: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder \
-		--durations=10 $(PYTEST_ARGS)
+		--durations=10 $(ROWS) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

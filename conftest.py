@@ -1,17 +1,19 @@
-"""Eight virtual devices for all tests, quick compilation, strict shapes."""
+"""Eight virtual devices, quick compilation, strict shapes, and two tiers of tests."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
+import random
 
 from tests import quick
 
 # XLA reads its flags once, so this precedes the first import of jax.
 os.environ["XLA_FLAGS"] = quick.flags(given=os.environ.get("XLA_FLAGS", ""))
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -39,12 +41,58 @@ _LONG = (
 )
 
 
+# Recipes that run every test of the contract in the first tier. They exchange a union,
+# pairs, a ring of signs, and exact sums; the last one keeps momentum.
+_REPRESENTATIVE = ("exdyna", "topk", "marsit", "zen", "dgc")
+# Of the rows of a test that is marked `sampled`, the first tier has one of so many.
+_SAMPLED = 4
+# For tests/test_tiers.py: the rows of each test, and those of the first tier.
+TIERS = pytest.StashKey[list]()
+
+
 def pytest_addoption(parser):
     parser.addoption(
-        "--every-recipe",
-        action="store_true",
-        help="train every recipe in tests/test_jit.py, which takes some minutes",
+        "--rows",
+        choices=("few", "every"),
+        help="by default few when all tests run, and every row of tests that are named",
     )
+
+
+def pytest_configure(config):
+    if config.getoption("rows") is None:  # xdist hands the answer to its processes
+        all_run = config.args_source is config.ArgsSource.TESTPATHS
+        few = all_run and not config.getoption("keyword")
+        config.option.rows = "few" if few else "every"
+
+
+@pytest.fixture(scope="session")
+def every(request):
+    """Whether every row runs. Long runs then take all of their steps."""
+    return request.config.getoption("rows") == "every"
+
+
+def _first_tier(rows):
+    """Of the rows of one test, those that a run of all tests takes: at least one."""
+    from tests.cases import RECIPES
+
+    rows = [row for row in rows if not row.get_closest_marker("second_tier")]
+    if hasattr(rows[0], "callspec") and "case" in rows[0].callspec.params:
+        cases = [(row, row.callspec.params["case"]) for row in rows]
+        few = [
+            row
+            for row, case in cases
+            if case.name in _REPRESENTATIVE
+            or (case in RECIPES and row.get_closest_marker("each_recipe"))
+        ]
+        return few or rows[:1]
+    if rows[0].get_closest_marker("sampled"):
+        draw = random.Random(rows[0].originalname)
+        return draw.sample(rows, -(-len(rows) // _SAMPLED))
+    return rows
+
+
+def _test(item):
+    return item.nodeid.partition("[")[0]
 
 
 def _group(item):
@@ -52,8 +100,15 @@ def _group(item):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """The tests of a file share what they compile, so they stay in one process."""
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the second tier, and groups the tests by process."""
+    tests = [list(rows) for _, rows in itertools.groupby(items, _test)]
+    config.stash[TIERS] = tiers = [(rows, _first_tier(rows)) for rows in tests]
+    if config.getoption("rows") == "few":
+        kept = {row for _, few in tiers for row in few}
+        config.hook.pytest_deselected(items=[row for row in items if row not in kept])
+        items[:] = [row for row in items if row in kept]
+    # The tests of a file share what they compile, so they stay in one process.
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -141,8 +141,8 @@ def parametrize(cases: Iterable[Case] = CASES):
     return pytest.mark.parametrize("case", [param(case) for case in cases])
 
 
-def param(case: Case, *others):
+def param(case: Case, *others, marks=()):
     """A `pytest.param` of a case, and of other arguments."""
     name = "-".join([case.name, *(getattr(o, "__name__", str(o)) for o in others)])
-    mark = pytest.mark.xdist_group(case.name)
-    return pytest.param(case, *others, id=name, marks=mark)
+    marks = (pytest.mark.xdist_group(case.name), *marks)
+    return pytest.param(case, *others, id=name, marks=marks)

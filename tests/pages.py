@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -33,3 +35,9 @@ def loop(steps: int) -> str:
 def starts() -> str:
     """The block that comes first in a program of several processes."""
     return block(MANY_HOSTS, "jax.distributed.initialize(")
+
+
+def row_of(file, long):
+    """A row that runs `file`: in the second tier of tests if its name is in `long`."""
+    marks = [pytest.mark.second_tier] if file.stem in long else []
+    return pytest.param(file, id=file.stem, marks=marks)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import pathlib
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.pages import ROOT
 
 
 def _emitters() -> dict[str, str]:
@@ -21,7 +20,7 @@ def _emitters() -> dict[str, str]:
     major, minor = importlib.metadata.version("jaxlib").split(".")[:2]
     if (int(major), int(minor)) > (0, 10):
         return {}
-    return {"--xla_cpu_use_fusion_emitters": "false"}
+    return {"xla_cpu_use_fusion_emitters": "false"}
 
 
 def flags(devices: int | None = 8, given: str = "") -> str:
@@ -34,14 +33,14 @@ def flags(devices: int | None = 8, given: str = "") -> str:
       devices: the number of virtual devices; None leaves the number to the program.
       given: flags that take precedence.
     """
-    ours = {"--xla_backend_optimization_level": "0", **_emitters()}
+    ours = {"xla_backend_optimization_level": "0", **_emitters()}
     if devices is not None:
-        ours["--xla_force_host_platform_device_count"] = str(devices)
-    missing = [f"{flag}={value}" for flag, value in ours.items() if flag not in given]
+        ours["xla_force_host_platform_device_count"] = str(devices)
+    missing = [f"--{name}={value}" for name, value in ours.items() if name not in given]
     return " ".join([given, *missing]).strip()
 
 
 def environment(devices: int | None = 8) -> dict[str, str]:
     """The variables of a program that a test starts."""
-    ours = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags(devices)}
-    return os.environ | ours
+    path = {"PYTHONPATH": str(ROOT)}
+    return os.environ | path | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags(devices)}

@@ -10,6 +10,9 @@ import math
 
 import numpy as np
 
+# Steps of the recordings, and how many of them the first tier of tests follows.
+STEPS, FIRST_STEPS = 400, 100
+
 
 def gradient_stream(n, workers, steps, seed):
     """Yields the recorded stream's gradients, Float32[w, n], step by step."""

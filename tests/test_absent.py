@@ -51,6 +51,7 @@ def rows(name):
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MADE)
 def test_mass_is_conserved_with_weights(name):
     """Divisors count those present: an update of p of w workers weighs p / w."""
@@ -64,6 +65,7 @@ def test_mass_is_conserved_with_weights(name):
     assert (np.abs(total - given) <= 2e-6 * scale).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MADE)
 def test_an_absent_worker_keeps_its_residual(name):
     before = None
@@ -76,6 +78,7 @@ def test_an_absent_worker_keeps_its_residual(name):
         before = kept
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["exdyna", "micro"])
 def test_parts_of_absent_workers_wait(name):
     """K* falls to the share of those present, and the thresholds stay."""
@@ -86,6 +89,7 @@ def test_parts_of_absent_workers_wait(name):
         assert (np.asarray(report.demand)[~here] == 0).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_on_devices_as_simulated(check_vma):
     mesh, tx = mesh_of(W), MADE["exdyna"]

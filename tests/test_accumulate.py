@@ -54,6 +54,7 @@ def both(monkeypatch, make, steps):
     return results
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("nonfinite", ["drop", "propagate"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_by_piece_as_at_once(monkeypatch, name, nonfinite):

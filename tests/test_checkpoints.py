@@ -46,6 +46,7 @@ def _trained(steps):
 STEP = trainer(TX)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "view"), [(AxisType.Auto, "shard_map"), (AxisType.Explicit, "jit")]
 )

@@ -25,6 +25,7 @@ def expected(drawn):
     return np.where(known[:, None], rows, 0).sum(axis=0) / WORKERS * min(1, 1 / norm)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("view", ["shard_map", "jit", "simulate"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e25])
 def test_all_views_scale_all_workers_alike(view, scale):
@@ -53,6 +54,7 @@ def test_equal_gradients_are_clipped_as_optax_clips_them():
     np.testing.assert_allclose(flat(updates), flat(wanted), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recipe", [sparsejax.topk, sparsejax.exdyna])
 def test_nothing_that_waited_is_thrown_away(recipe):
     """Least squares: clipped in front of a recipe, the loss is that of dense."""

@@ -33,9 +33,22 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize(
-    "check", CHECKS, ids=lambda f: getattr(f, "func", f).__name__.removeprefix("check_")
+# These run the compiled step of `shard_map`, and so take little beside it.
+EACH_RECIPE = (
+    testing.check_zero_gradients,
+    testing.check_no_recompilation,
+    testing.check_replicas_equal,
+    testing.check_wire_bytes,
 )
+
+
+def _row(check):
+    name = getattr(check, "func", check).__name__.removeprefix("check_")
+    marks = [pytest.mark.each_recipe] if check in EACH_RECIPE else []
+    return pytest.param(check, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("check", [_row(check) for check in CHECKS])
 @every_case
 def test_check(case, check):
     check(case.make(), **{"workers": WORKERS, **getattr(check, "keywords", {})})
@@ -73,6 +86,7 @@ def test_without_checked_types(case):
     testing.check_unchecked_types(case.make(), workers=WORKERS)
 
 
+@pytest.mark.each_recipe
 @every_case
 def test_memory(case):
     assert bool(memory_leaves(trainer(case.make()).state)) == case.memory

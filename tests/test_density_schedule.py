@@ -21,6 +21,7 @@ every_recipe = pytest.mark.parametrize("recipe", [*EXCLUSIVE, *WHOLE_VECTOR])
 whole_vector = pytest.mark.parametrize("recipe", WHOLE_VECTOR)
 
 
+@pytest.mark.sampled
 @every_recipe
 def test_density_follows_the_schedule(recipe):
     schedule = optax.exponential_decay(0.25, 2, 0.5)
@@ -34,6 +35,7 @@ def test_density_follows_the_schedule(recipe):
             assert int(report.sent) == np.count_nonzero(flat(updates)) == wanted
 
 
+@pytest.mark.sampled
 @every_recipe
 def test_constant_schedule_equals_the_number(recipe):
     """Quotas, parts and thresholds are equal bit by bit."""
@@ -44,6 +46,7 @@ def test_constant_schedule_equals_the_number(recipe):
         assert jax.tree.structure(state) == jax.tree.structure(other)
 
 
+@pytest.mark.sampled
 @whole_vector
 def test_whole_vector_from_everything(recipe):
     tx = recipe(optax.linear_schedule(1.0, 0.0, 4), max_density=1.0)

@@ -65,6 +65,7 @@ def memories(state):
     return sum(x.size for path, x in leaves if ".memory" in jax.tree_util.keystr(path))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("how", "layout", "view"),
     [(how, "one", view) for how in HOW for view in ("jit", "shard_map")]
@@ -88,6 +89,7 @@ def test_they_cost_nothing(how, layout, view):
     assert found.total > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("how", "layout", "view"),
     [

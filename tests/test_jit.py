@@ -53,9 +53,15 @@ def shard_map_program(name, layout):
 SETTINGS = [(layout, kind) for layout in LAYOUTS for kind in (AUTO, EXPLICIT)]
 
 
+def _traced(case, layout, kind):
+    first = case.name == "exdyna" or (layout, kind) == ("sharded", AUTO)
+    marks = () if first else (pytest.mark.second_tier,)
+    return param(case, layout, kind, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("case", "layout", "kind"),
-    [param(case, *at) for case in RECIPES for at in SETTINGS],
+    [_traced(case, *at) for case in RECIPES for at in SETTINGS],
 )
 def test_computes_the_program_of_the_shard_map_loop(case, layout, kind):
     # The same text compiles to the same code, and so to the same bits.
@@ -72,35 +78,30 @@ def trained_by_shard_map(name, layout):
     return jax.device_get(manual_loop(chain(name, at), at).train(20)[0])
 
 
-# Equal programs give equal numbers, so that a few are trained here; `--every-recipe`
-# trains all of them.
-TRAINED = {
-    "test_trains_as_the_shard_map_loop": (
-        ("name", "layout", "kind"),
-        [
-            ("exdyna", "one", AUTO),
-            ("exdyna", "one", EXPLICIT),
-            ("exdyna", "tuple", EXPLICIT),
-            ("exdyna", "sharded", EXPLICIT),
-            ("marsit", "tuple", AUTO),
-        ],
-        [(name, *at) for name in ROWS for at in SETTINGS],
-    ),
-    "test_leaves_that_shards_share_stay_equal": (
-        ("name",),
-        [("exdyna",), ("topk",), ("sidco",), ("marsit",)],
-        [(name,) for name in ROWS],
-    ),
-}
+# Equal programs give equal numbers, so that a few settings are trained for exdyna, and
+# one for each other recipe.
+TRAINED = [
+    ("exdyna", "one", AUTO),
+    ("exdyna", "sharded", EXPLICIT),
+    ("marsit", "tuple", AUTO),
+]
+TRAINED_LATER = [
+    ("exdyna", "one", EXPLICIT),
+    ("exdyna", "tuple", EXPLICIT),
+    *((name, *SETTINGS[i % len(SETTINGS)]) for i, name in enumerate(ROWS)),
+]
 
 
-def pytest_generate_tests(metafunc):
-    if found := TRAINED.get(metafunc.function.__name__):
-        names, few, every = found
-        chosen = every if metafunc.config.getoption("--every-recipe") else few
-        metafunc.parametrize(names, chosen)
+def rows(names, first, second):
+    marked = [
+        pytest.param(*row, marks=pytest.mark.second_tier)
+        for row in dict.fromkeys(second)
+        if row not in first
+    ]
+    return pytest.mark.parametrize(names, [*first, *marked])
 
 
+@rows(("name", "layout", "kind"), TRAINED, TRAINED_LATER)
 def test_trains_as_the_shard_map_loop(name, layout, kind):
     at = setting(layout, kind)
     loop = jit_loop(chain(name, at), at)
@@ -116,6 +117,7 @@ def test_trains_as_the_shard_map_loop(name, layout, kind):
     assert_copies_equal((params, state))
 
 
+@rows(("name",), [("exdyna",), ("marsit",)], [(name,) for name in ROWS])
 def test_leaves_that_shards_share_stay_equal(name):
     at = setting("sharded")
     loop = jit_loop(chain(name, at), at)

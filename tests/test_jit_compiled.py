@@ -63,6 +63,7 @@ def compiled(tx, view):
         return jax.jit(run, donate_argnums=(0, 1)).lower(*args).compile()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_bytes_and_memory_of_the_shard_map_loop(name):
     tx = optax.chain(RECIPES[name](), optax.sgd(0.1))
@@ -79,6 +80,7 @@ def test_bytes_and_memory_of_the_shard_map_loop(name):
     assert mine.temp_size_in_bytes <= 1.02 * theirs.temp_size_in_bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["exdyna", "marsit"])
 def test_bytes_of_a_model_in_shards(name):
     """All groups of leaves count, and optimizers behind the recipe do not."""

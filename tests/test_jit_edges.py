@@ -54,6 +54,7 @@ def expected(x, mean=7.5, steps=2):
     return x
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "params",
     [
@@ -80,6 +81,7 @@ def test_one_worker():
     np.testing.assert_allclose(made, expected(np.ones(9)), rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("policy", ["drop", "propagate"])
 def test_a_worker_that_is_not_finite(policy):
     batch = BATCH.copy()
@@ -92,6 +94,7 @@ def test_a_worker_that_is_not_finite(policy):
     assert np.isfinite(made).all() == (policy == "drop")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_specs_may_name_an_axis_of_size_1(kind):
     mesh = jax.make_mesh((8, 1), ("data", "model"), axis_types=(kind,) * 2)
@@ -102,6 +105,7 @@ def test_specs_may_name_an_axis_of_size_1(kind):
     np.testing.assert_allclose(made["w"], expected(params["w"]), rtol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_exchange_between_islands_of_shards(kind):
     axes = ("replica", "fsdp", "model")

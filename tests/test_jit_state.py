@@ -45,6 +45,7 @@ def test_another_number_of_workers():
     sparsejax.check_replicas(new, at.mesh)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(2, 4), (4, 1)])
 def test_another_number_of_shards(shape):
     _, state = on_sharded()

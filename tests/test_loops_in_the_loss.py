@@ -93,6 +93,7 @@ def _loss(loop, params, batch, own=lambda constant: constant):
 LOOPS = [_fori_loop, _scan, _while_loop, _cond, _custom_vjp, _flax_rnn]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__.strip("_"))
 def test_equals_one_device(loop):
     at = setting("one", EXPLICIT)

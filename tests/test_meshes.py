@@ -21,6 +21,7 @@ from tests.mesh_training import (
 )
 
 
+@pytest.mark.sampled
 @kinds
 def test_tuple_of_axes_is_one_axis(kind):
     """("host", "local") exchanges over all eight, in major order."""
@@ -44,6 +45,7 @@ def test_tuple_of_axes_is_one_axis(kind):
     assert_close(state[0].memory.per_worker, other[0].memory.per_worker)
 
 
+@pytest.mark.sampled
 @kinds
 def test_two_level_cluster(kind):
     """A dense mean inside each host, a sparse exchange between hosts."""

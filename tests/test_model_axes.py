@@ -27,6 +27,7 @@ from tests.mesh_training import (
 )
 
 
+@pytest.mark.sampled
 @kinds
 @pytest.mark.parametrize("model", [AUTO, EXPLICIT])
 def test_automatic_model_axis(kind, model):
@@ -76,6 +77,7 @@ def _model_step(tx):
     return step
 
 
+@pytest.mark.sampled
 @kinds
 @pytest.mark.parametrize("nonfinite", ["drop", "propagate"])
 def test_manual_model_axis(kind, nonfinite):

@@ -10,8 +10,8 @@ import nbformat
 import pytest
 
 from tests import quick
+from tests.pages import ROOT, row_of
 
-ROOT = quick.ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Ends a notebook that hangs; readers wait much less, even on two cores.
 TIMEOUT = 600
@@ -19,6 +19,8 @@ TIMEOUT = 600
 # Notebooks run one after the other: each keeps both cores busy.
 pytestmark = pytest.mark.xdist_group("notebooks")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# They train for a minute, or compile for one.
+LONG = ("02_choosing_a_sparsifier", "03_sparse_embeddings", "04_scaling")
 
 
 def execute(notebook, directory, **variables):
@@ -37,7 +39,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@every_notebook
+@pytest.mark.parametrize("path", [row_of(path, LONG) for path in NOTEBOOKS])
 def test_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     # Most of the time goes into compiling. Others simulate the workers.

@@ -204,6 +204,7 @@ def test_lookahead_keeps_the_residual():
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "behind",
     [

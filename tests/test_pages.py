@@ -10,7 +10,16 @@ import sys
 import pytest
 
 from tests import quick
-from tests.pages import EXISTING_CODE, GUIDES, MANY_HOSTS, README, ROOT, blocks, loop
+from tests.pages import (
+    EXISTING_CODE,
+    GUIDES,
+    MANY_HOSTS,
+    README,
+    ROOT,
+    blocks,
+    loop,
+    row_of,
+)
 
 # Checks that run at the end of a page's program.
 CHECKS = {
@@ -78,7 +87,11 @@ def program(page):
     return "\n".join([loop(2), *blocks(page), CHECKS[page.stem]])
 
 
-@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.stem)
+# They compile for half a minute.
+LONG = ("flax", "optax", "sharded_models")
+
+
+@pytest.mark.parametrize("page", [row_of(page, LONG) for page in PROGRAMS])
 def test_blocks_run_in_order(page, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(program(page))

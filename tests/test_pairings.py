@@ -95,6 +95,7 @@ def half_of_the_rows(step):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
 def test_accepted_pairs_keep_their_types(exchange, sparsifier):
     """Uses the memory with the most arrays; tests below trace and run the others."""
@@ -107,6 +108,7 @@ def test_accepted_pairs_keep_their_types(exchange, sparsifier):
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(
     ("exchange", "sparsifier"),
@@ -147,6 +149,7 @@ def test_decayed_by_nothing_is_error_feedback():
     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
 def test_accepted_pairs_conserve_mass(exchange, sparsifier):
     tx = compose(exchange, sparsifier)

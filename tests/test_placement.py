@@ -32,6 +32,7 @@ def _check(state):
             assert shard.data.shape == (1, N)
 
 
+@pytest.mark.sampled
 @kinds
 @pytest.mark.parametrize("how", ["eager", "jit", "init", "nested jit"])
 def test_init_shards_per_worker_rows(kind, how):
@@ -50,6 +51,7 @@ def test_init_shards_per_worker_rows(kind, how):
     _check(state)
 
 
+@pytest.mark.sampled
 @kinds
 def test_init_inside_jit(kind):
     """A mesh has to be set outside of `jax.jit`; inside, jax then knows the mesh."""
@@ -63,6 +65,7 @@ def test_init_inside_jit(kind):
         _check(inside(PARAMS))
 
 
+@pytest.mark.sampled
 @kinds
 def test_init_on_abstract_shapes(kind):
     """The target of a restored checkpoint, without allocation."""
@@ -84,6 +87,7 @@ def test_init_on_abstract_shapes(kind):
     _check(placed)
 
 
+@pytest.mark.sampled
 @kinds
 def test_a_step_on_either_kind_of_axis(kind):
     made = trainer(sparsejax.exdyna(0.05), mesh=mesh_of(kind=kind))

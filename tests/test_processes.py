@@ -55,7 +55,14 @@ def test_a_job_trains_and_goes_on_with_fewer_workers(job_of_four_workers):
     assert (said["workers"], said["steps_of_state"]) == (2, STEPS + 2)
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(4, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("processes", "devices"),
+    [
+        (2, 1),
+        pytest.param(4, 1, marks=pytest.mark.second_tier),
+        pytest.param(4, 2, marks=pytest.mark.second_tier),
+    ],
+)
 def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
     before, checkpoint = job_of_four_workers
     said = _job(processes, devices, tmp_path / "saved", checkpoint)
@@ -149,6 +156,7 @@ _cluster.connect(4)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "start", [starts(), _AS_EXAMPLES_DO], ids=["readme", "examples"]
 )
@@ -159,6 +167,7 @@ def test_a_killed_process_ends_the_others_within_seconds(start):
     assert any("by peer" in text for text in errors), errors
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_frozen_process_ends_the_others_after_its_heartbeats(index):
     argument, timeout = "heartbeat_timeout_seconds=", 5

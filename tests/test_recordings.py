@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import jax
@@ -45,12 +46,17 @@ def published_step(partition, w, target):
     return step
 
 
+def _first(steps, golden):
+    return {name: golden[name][:steps] for name in golden.files if name != "meta"}
+
+
 @pytest.fixture(scope="module")
-def recordings():
+def recordings(every):
     """One pass over the recorded stream, and the results to compare with recordings."""
-    n, w, density, steps, target = 131072, 4, 0.01, 400, 1310
+    n, w, density, target = 131072, 4, 0.01, 1310
+    steps = reference.STEPS if every else reference.FIRST_STEPS
     kinds = {"exdyna": partitions.published(), "micro": partitions.even()}
-    golden = {k: np.load(GOLDEN / f"{k}_w4.npz") for k in kinds}
+    golden = {k: _first(steps, np.load(GOLDEN / f"{k}_w4.npz")) for k in kinds}
     oracles = {k: reference.Published(n, w, density, k == "exdyna") for k in kinds}
     ideal = reference.Global(n, w, density)
     defaults = {k: reference.Default(n, w, density, k == "exdyna") for k in kinds}
@@ -63,7 +69,8 @@ def recordings():
     names = ("thresholds", "counts", "bounds", "oracle_counts", "oracle_bounds",
              "oracle_l1", "update_l1", "sent", "spread")  # fmt: skip
     kept = {k: {name: [] for name in names} for k in kinds}
-    for t, g in enumerate(reference.gradient_stream(n, w, steps, seed=1)):
+    stream = reference.gradient_stream(n, w, reference.STEPS, seed=1)
+    for t, g in enumerate(itertools.islice(stream, steps)):
         ideal.step(g)
         for k in kinds:
             seen = kept[k]
@@ -114,10 +121,11 @@ def test_staircase_follows_the_published_programs(recordings, kind):
 
 
 @pytest.mark.parametrize("kind", ["exdyna", "micro"])
-def test_default_oracle_meets_the_density_and_the_ideal(recordings, kind):
-    _, every, ideal, target = recordings
-    kept = every[kind]
-    assert ideal == pytest.approx(13209, rel=1e-4)
+def test_default_oracle_meets_the_density_and_the_ideal(recordings, kind, every):
+    _, found, ideal, target = recordings
+    kept = found[kind]
+    if every:
+        assert ideal == pytest.approx(13209, rel=1e-4)
     assert (kept["sent"] == target).all()
     assert kept["default_l1"] == pytest.approx(ideal, rel=0.05)
     if kind == "exdyna":

@@ -98,6 +98,7 @@ def test_averaged_parameters_as_by_hand():
     assert losses.shape == (H,)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bits", [32, 2])
 def test_sparseloco_follows_its_rule_for_fifty_rounds(bits):
     """Codes of values are the library's own: `test_narrow.py` has their oracle."""
@@ -173,6 +174,7 @@ AXES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("axes", AXES)
 def test_plain_jit_equals_the_simulation(axes):
     shape, names, kind, axis_name = AXES[axes]
@@ -190,6 +192,7 @@ def test_plain_jit_equals_the_simulation(axes):
     assert jax.tree.structure(state) == jax.tree.structure(simulated)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map_equals_the_simulation(check_vma):
     mesh = make_mesh((W,), ("data",)) if jax.device_count() == W else mesh_of(W)

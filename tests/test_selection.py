@@ -138,6 +138,7 @@ def vectors(draw, n, dtype):
     }[kind]().astype(dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("n", "span", "capacity", "dtype", "platform"),
     [(*shape, "float32", "cpu") for shape in SHAPES]
@@ -287,6 +288,7 @@ def check_step(found, vectors, starts, sizes):
             np.testing.assert_array_equal(got[i], expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("common", ["nothing", "region", "vector"])
 def test_under_vmap_and_shard_map(common):
     vectors, starts, sizes = worker_case()

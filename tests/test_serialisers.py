@@ -116,6 +116,7 @@ def test_goes_on_bitwise(case, through, tmp_path):
     assert made.step._cache_size() == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("through", [through_bytes, through_pickle, through_orbax])
 def test_groups_of_sharded_leaves(through, tmp_path):
     """Also how each parameter is sharded comes back, where a serialiser keeps it."""

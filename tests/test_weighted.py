@@ -82,6 +82,7 @@ all_views = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled
 @all_views
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_the_weighted_mean_of_all(view, microbatches):
@@ -93,6 +94,7 @@ def test_the_weighted_mean_of_all(view, microbatches):
     assert not np.any(rows[1])
 
 
+@pytest.mark.sampled
 @both_views
 def test_no_example_counts_anywhere(view):
     loss, rows = view(lambda p, b: loss_fn(p, (b[0], 0 * b[1])), weighted=True)
@@ -100,6 +102,7 @@ def test_no_example_counts_anywhere(view):
     assert not np.any(rows)
 
 
+@pytest.mark.sampled
 @both_views
 def test_microbatches(view):
     loss, rows = view(plain_loss_fn, microbatches=4)
@@ -108,6 +111,7 @@ def test_microbatches(view):
     np.testing.assert_allclose(rows, expected, atol=1e-6)
 
 
+@pytest.mark.sampled
 @both_views
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_auxiliary_values(view, microbatches):
@@ -119,6 +123,7 @@ def test_auxiliary_values(view, microbatches):
     np.testing.assert_array_equal(aux["first"], x[:, 0] if microbatches == 1 else x)
 
 
+@pytest.mark.sampled
 @all_views
 def test_each_worker_has_a_key_of_its_own(view):
     def with_aux(params, batch):
@@ -202,6 +207,7 @@ def test_other_arguments_and_static_ones():
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", ["clip", "momentum"])
 def test_local_transformations_in_front(first):
     """`per_worker` on all workers' rows does as on each worker by itself."""

@@ -15,6 +15,7 @@ from tests.harness import mesh_of, run_simulated, trainer
 N = 1_000_000
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [2, 4, 8])
 @pytest.mark.parametrize(
     ("value_bits", "bound"), [(None, 0.012), (16, 0.007), ((2, 8), 0.0036)]
@@ -49,6 +50,7 @@ _SHARES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "bits"), _SHARES)
 def test_narrow_values_take_few_bytes(name, bits):
     tx, params = getattr(sparsejax, name)(0.01, value_bits=bits), jnp.zeros(N)
@@ -57,6 +59,7 @@ def test_narrow_values_take_few_bytes(name, bits):
     assert moved <= _SHARES[name, bits] * dense
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", [10, 100, 1000, 10_000])
 @pytest.mark.parametrize("make", [sparsejax.micro, sparsejax.topk])
 def test_short_lists_never_take_more_bytes_than_16_bits(make, n):
@@ -80,6 +83,7 @@ def _floats_on_the_wire(text):
     return max(sizes, default=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "make",
     [sparsejax.exdyna, sparsejax.topk, sparsejax.cltk, sparsejax.random_k],

@@ -221,6 +221,7 @@ def test_deft_allocation():
     np.testing.assert_allclose(even, 10, rtol=1e-3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("goal", [1, 2, 7, 100, 597, 598])
 @pytest.mark.parametrize("workers", [1, 4, 7])
 def test_deft_pieces_hold_what_is_selected_in_them(goal, workers):
@@ -263,6 +264,7 @@ def test_deft_shares_that_are_off_still_sum_to_the_target(scale, goal):
     assert np.all((counts >= 0) & (counts <= sizes))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("n", "workers", "density"), [(5, 8, 0.2), (600, 4, 0.999), (620, 3, 0.98)]
 )

@@ -42,6 +42,7 @@ def densifications(workers):
     return {"none": float(workers), "half": (workers + 1) / 2, "full": 1.0}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("workers", "density", "overlap"),
     [(2, 0.05, "none"), (4, 0.01, "half"), (8, 0.001, "full"), (8, 0.05, "none")],
@@ -58,6 +59,7 @@ def test_picks_the_fewest_compiled_bytes(workers, density, overlap):
     assert choice.exchange.name == choice.name
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 def test_bytes_of_recursive_doubling_equal_the_formula(workers):
     density, growth = 0.02, densifications(workers)["half"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import pathlib
 
@@ -16,7 +17,7 @@ import sparsejax
 from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from sparsejax.sparsifiers import _exclusive
 from tests.harness import OPTIMIZED, mesh_of
-from tests.reference import Global, gradient_stream
+from tests.reference import FIRST_STEPS, STEPS, Global, gradient_stream
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 RECIPES = {"exdyna": sparsejax.exdyna, "micro": sparsejax.micro}
@@ -74,11 +75,10 @@ def _probe(n):
 
 # name: (n, workers, seed), and the stream of the recordings first.
 STREAMS = {"w4": (131072, 4, 1), "w8": (38282, 8, 1)}
-STEPS = 400
 
 
 @functools.cache
-def _runs(stream):
+def _runs(stream, steps):
     """All runs on a stream, in one pass: the stream takes longer than the steps."""
     n, workers, seed = STREAMS[stream]
     runs = {name: _Run(recipe(0.01), n, workers) for name, recipe in RECIPES.items()}
@@ -89,7 +89,8 @@ def _runs(stream):
     else:
         runs["plain exdyna"] = _Run(sparsejax.exdyna(0.01), n, workers, "jit")
     ideal = Global(n, workers, 0.01)
-    for drawn in gradient_stream(n, workers, STEPS, seed):
+    stream = gradient_stream(n, workers, STEPS, seed)
+    for drawn in itertools.islice(stream, steps):
         ideal.step(drawn)
         for run in runs.values():
             run.step(drawn)
@@ -98,14 +99,15 @@ def _runs(stream):
 
 @pytest.mark.xdist_group("w4")
 @both
-def test_published_rule_follows_the_published_program(name):
+def test_published_rule_follows_the_published_program(name, every):
     golden = np.load(GOLDEN / f"{name}_w4.npz")
     meta = json.loads(str(golden["meta"]))
     assert (meta["n"], meta["world"], meta["seed"]) == STREAMS["w4"]
     assert (meta["density"], meta["steps"]) == (0.01, STEPS)
-    run = _runs("w4")[0][f"published {name}"]
+    steps = STEPS if every else FIRST_STEPS
+    run = _runs("w4", steps)[0][f"published {name}"]
     topology = [run.initial.partition, *(s["sparsifier"].partition for s in run.steps)]
-    assert len(run.steps) == STEPS
+    assert len(run.steps) == steps
     for t, step in enumerate(run.steps):
         report = step["report"]
         np.testing.assert_allclose(report.threshold, golden["threshold"][t], rtol=1e-4)
@@ -129,17 +131,18 @@ def test_published_rule_follows_the_published_program(name):
         for name in names
     ],
 )
-def test_default_rule_meets_the_density(name, stream):
+def test_default_rule_meets_the_density(name, stream, every):
     """The mean error is at most 1 %, the worst 5 %, and residuals stay small."""
-    runs, ideal = _runs(stream)
+    runs, ideal = _runs(stream, STEPS if every else FIRST_STEPS)
     target = int(0.01 * STREAMS[stream][0])
     reports = [step["report"] for step in runs[name].steps]
     errors = np.array([abs(int(r.sent) / target - 1) for r in reports[1:]])
     assert errors.mean() <= 0.01
     assert errors.max() <= 0.05
-    if stream == "w4":
+    if stream == "w4" and every:
         assert ideal == pytest.approx(13209, rel=1e-3)
-    assert runs[name].residual_l1() <= 1.05 * ideal
+    # Fixed parts need some hundred steps for it.
+    assert runs[name].residual_l1() <= (1.05 if every else 1.1) * ideal
     # Balanced parts make local thresholds agree; fixed parts cannot.
     spread = np.mean([r.threshold.max() / r.threshold.min() for r in reports[-50:]])
     if name != "micro":
@@ -195,6 +198,7 @@ def test_every_coordinate_gets_its_turn():
     assert times_sent.min() >= 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [partitions.even, partitions.published])
 def test_parts_that_read_no_histogram_need_none(make):
     """They run with an exchange without a histogram as they do with `union`."""

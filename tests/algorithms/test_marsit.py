@@ -45,6 +45,7 @@ def simulated(tx, grads, workers):
         yield np.asarray(updates), jax.device_get(state)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 95, 96, 97, 1000])
 def test_any_size(n):
     """Sizes below, at and above multiples of 32 w; unanimous signs, zeros are +1."""

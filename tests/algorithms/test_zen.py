@@ -89,6 +89,7 @@ def integers(support, rng, shape):
     return jnp.asarray(np.where(mask, values, 0))
 
 
+@pytest.mark.sampled
 @every_method
 @pytest.mark.parametrize("shape", [(N,), (V, D)], ids=["coordinates", "rows"])
 def test_equals_dense_bit_for_bit(method, shape):
@@ -107,6 +108,7 @@ def test_equals_dense_bit_for_bit(method, shape):
             np.testing.assert_array_equal(report.demand, units * math.prod(shape[1:]))
 
 
+@pytest.mark.sampled
 @every_method
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_any_number_of_workers(method, workers):
@@ -143,6 +145,7 @@ def test_sums_that_cancel_are_not_sent(method):
     assert not mine[1:].any()
 
 
+@pytest.mark.sampled
 @every_method
 def test_nan_is_not_zero(method):
     """Tests the exchange alone: `sparsify` handles such gradients before."""
@@ -175,6 +178,7 @@ def test_nan_is_not_zero(method):
     assert np.count_nonzero(found) == 3
 
 
+@pytest.mark.sampled
 @every_method
 def test_overflow_gives_the_dense_mean(method):
     tx = METHODS[method](max_density=0.02)
@@ -222,6 +226,7 @@ def _topk_stream(dtype):
     return stream
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
     ("exchange", "k", "overflows"),
@@ -265,6 +270,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_the_pull_is_exact(name):
     shape, max_density, densification, density = FORMS[name]

@@ -1,0 +1,22 @@
+"""The first tier of tests holds a row of each test, and of each recipe."""
+
+from __future__ import annotations
+
+import conftest
+from tests.cases import RECIPES
+
+
+def _cases(rows):
+    parameters = [getattr(row, "callspec", None) for row in rows]
+    return {p.params["case"] for p in parameters if p and "case" in p.params}
+
+
+def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
+    """Of the tests that were collected: of all, where all tests run."""
+    tiers = request.config.stash[conftest.TIERS]
+    for rows, few in tiers:
+        assert few, rows[0].nodeid
+        assert set(few) <= set(rows)
+    cases = {case for rows, few in tiers for case in _cases(few)}
+    if any(rows[0].path.stem == "test_conformance" for rows, _ in tiers):
+        assert set(RECIPES) <= cases
