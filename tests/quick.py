@@ -23,11 +23,15 @@ def _emitters() -> dict[str, str]:
     return {"xla_cpu_use_fusion_emitters": "false"}
 
 
+# Options for a program whose instructions are read: the older emitters write a scatter
+# as a loop.
+NEWER_EMITTERS = dict.fromkeys(_emitters(), True)
+
+
 def flags(devices: int | None = 8, given: str = "") -> str:
     """The value of `XLA_FLAGS`.
 
-    What XLA does to a program as a whole, and so its buffers and collectives, stays
-    the same.
+    What XLA does to a program as a whole, and so its collectives, stays the same.
 
     Args:
       devices: the number of virtual devices; None leaves the number to the program.

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from tests.harness import mesh_of
+from tests.quick import NEWER_EMITTERS
 
 WORKERS = 4
 SHAPES = {"a": (784, 512), "b": (512,), "c": (512, 512), "d": (512,), "e": (512, 640)}
@@ -56,7 +57,7 @@ def compiled(name):
     batch = jax.ShapeDtypeStruct(
         (32, 784), jnp.float32, sharding=NamedSharding(mesh, P("data"))
     )
-    return jitted.lower(params, state, batch).compile()
+    return jitted.lower(params, state, batch).compile(NEWER_EMITTERS)
 
 
 every_recipe = pytest.mark.parametrize("name", ["exdyna", "micro"])
