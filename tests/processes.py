@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests import quick
+from tests.pages import ROOT
 
 
 class Result(NamedTuple):
