@@ -21,7 +21,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _MOST_MAPPINGS = 40_000
 
 
-# Groups that take a minute or longer. They start first, so that no process still works
+# Groups that take half a minute or longer. They start first, so that no process still works
 # on one of them when the others have nothing left.
 _LONG = (
     "processes",
@@ -31,8 +31,10 @@ _LONG = (
     "test_pmap",
     "test_pairings",
     "w4",
-    "test_choice",
+    "exdyna",
+    "test_text",
     "test_wire",
+    "test_delayed",
     "test_accumulate",
     "test_density_schedule",
     "test_baselines",

@@ -58,6 +58,7 @@ def test_no_loop_waits_for_the_host(name):
     assert {"scatter", "scatter-add"} & found  # the walk reaches the whole step
 
 
+@pytest.mark.sampled
 @each
 def test_density_is_exact_and_mass_conserved(name):
     state, traced = step(name)

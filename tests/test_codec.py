@@ -68,6 +68,7 @@ def choice_round_trip(slots, span, n):
     return jax.jit(there_and_back)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["empty", "full", "sentinels", "tight"])
 @pytest.mark.parametrize("slots", [1, 31, 32, 95])
 def test_extremes(name, slots):

@@ -68,6 +68,7 @@ def test_top_k_one_step_late_as_by_hand():
         np.testing.assert_allclose(residuals(state), waiting, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MADE)
 def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
@@ -113,6 +114,7 @@ def test_reports_are_those_of_the_delivered_step():
             np.testing.assert_array_equal(getattr(found, field), getattr(before, field))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("view", ["jit", "checked", "unchecked"])
 def test_on_devices_as_simulated(view):
     mesh, tx = mesh_of(W), sparsejax.delayed(MADE["topk_2_bits"])

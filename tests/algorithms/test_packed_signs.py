@@ -37,6 +37,7 @@ def majority(route):
 # -- counting --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 8, 15, 16, 31, 255])
 @pytest.mark.parametrize("n", [1, 67])
 def test_sums_of_fields_are_exact(workers, n):

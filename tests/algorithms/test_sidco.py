@@ -64,6 +64,7 @@ def run(tx, drawn, steps=1):
     return np.asarray(mean), state
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fit", list(FITS.values()))
 @pytest.mark.parametrize("granularity", ["vector", "leaf"])
 def test_vectors_that_no_distribution_fits(fit, granularity):
