@@ -21,8 +21,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _MOST_MAPPINGS = 40_000
 
 
-# Groups that take half a minute or longer. They start first, so that no process still works
-# on one of them when the others have nothing left.
+# Groups that take half a minute or longer. They start first, so that no process still
+# works on one of them when the others have nothing left.
 _LONG = (
     "processes",
     "test_zen",
