@@ -14,7 +14,7 @@ from sparsejax.sparsifiers._target import live_count, target_count
 from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run_simulated
 
 N = sum(p.size for p in PARAMS.values())
-EXCLUSIVE = [sparsejax.exdyna, sparsejax.micro]
+EXCLUSIVE = [sparsejax.exdyna, sparsejax.micro, sparsejax.deft]
 WHOLE_VECTOR = [sparsejax.topk, sparsejax.cltk, sparsejax.random_k]
 recipes = pytest.mark.parametrize("recipe", EXCLUSIVE)
 every_recipe = pytest.mark.parametrize("recipe", [*EXCLUSIVE, *WHOLE_VECTOR])
@@ -44,6 +44,28 @@ def test_constant_schedule_equals_the_number(recipe):
     for (_, mine, state), (_, theirs, other) in zip(fixed, scheduled, strict=True):
         np.testing.assert_array_equal(flat(mine), flat(theirs))
         assert jax.tree.structure(state) == jax.tree.structure(other)
+
+
+def test_fitted_thresholds_follow_the_schedule():
+    """A fit of one stage is no count: within a factor of two."""
+    schedule = optax.piecewise_constant_schedule(0.2, {6: 0.25})
+    tx = sparsejax.sidco(schedule, max_density=0.2, stages=1)
+    sent = []
+    for _, _, state in run_simulated(tx, 12):
+        sent.append(np.mean(sparsejax.report(state).demand) / N)
+    assert 0.1 < np.mean(sent[2:6]) < 0.4
+    assert 0.025 < np.mean(sent[8:]) < 0.1
+
+
+def test_a_fixed_threshold_may_be_a_schedule():
+    schedule = optax.piecewise_constant_schedule(1.0, {2: 4.0})
+    tx = sparsejax.hard_threshold(schedule, max_density=1.0)
+    for t, (drawn, _, state) in enumerate(run_simulated(tx, 3)):
+        report = sparsejax.report(state)
+        assert (report.threshold == (1.0 if t < 2 else 4.0)).all()
+        if t == 0:
+            rows = np.abs(flat(drawn, (WORKERS,)))
+            np.testing.assert_array_equal(report.demand, (rows >= 1).sum(axis=1))
 
 
 @pytest.mark.sampled

@@ -12,8 +12,9 @@ from sparsejax._workers import AxisName
 
 
 def deft(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     *,
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     value_bits: Any = None,
     capacity: int | None = None,
@@ -32,7 +33,8 @@ def deft(
 
     Args:
       density: density of the update, in (0, 1]: `K* = max(1, floor(density n))`
-        coordinates in all.
+        coordinates in all. Or a schedule, see `sparsejax.exdyna`.
+      max_density: the largest density of a schedule.
       axis_name: see `sparsejax.sparsify`.
       value_bits: see `sparsejax.exchanges.union`.
       capacity: slots per worker; by default `ceil(K*/w)`.
@@ -55,7 +57,7 @@ def deft(
       Scalable Gradient Sparsification", ICPP 2023 (arXiv 2307.03500).
     """
     return sparsify(
-        sparsifiers.layerwise(density, capacity=capacity),
+        sparsifiers.layerwise(density, capacity=capacity, max_density=max_density),
         exchange=exchanges.union(value_bits),
         memory=memories.error_feedback(),
         axis_name=axis_name,

@@ -14,7 +14,7 @@ from sparsejax.recipes._default_exchange import exchange_or_pairs
 
 
 def hard_threshold(
-    threshold: float,
+    threshold: float | optax.Schedule,
     *,
     max_density: float = 0.01,
     axis_name: AxisName = "data",
@@ -30,7 +30,8 @@ def hard_threshold(
     see `report.demand`. Coordinates that do not fit the message wait.
 
     Args:
-      threshold: in units of the accumulated gradient, at least 0.
+      threshold: in units of the accumulated gradient, at least 0. Or a schedule: a
+        function from Int32[], the step, to Float[].
       max_density: the fraction of the coordinates that fit the message, in (0, 1].
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.

@@ -14,12 +14,13 @@ from sparsejax.recipes._default_exchange import exchange_or_pairs
 
 
 def sidco(
-    density: float = 0.01,
+    density: float | optax.Schedule = 0.01,
     fit: str = "exponential",
     stages: int | None = None,
     capacity: int | None = None,
     *,
     granularity: str = "vector",
+    max_density: float | None = None,
     axis_name: AxisName = "data",
     exchange: Exchange | None = None,
     value_bits: Any = None,
@@ -38,11 +39,13 @@ def sidco(
     below 0.8 times, within [1, `ceil(log2(1 / density))`].
 
     Args:
-      density: fraction of the coordinates that each worker aims at, in (0, 1].
+      density: fraction of the coordinates that each worker aims at, in (0, 1]. Or a
+        schedule, see `sparsejax.exdyna`.
       fit: "exponential", "generalized_pareto", or "gamma" with Pareto tails.
       stages: fixed number M of stages; None adapts M.
       capacity: slots per worker; by default `1.2 max(1, floor(density n))`.
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
+      max_density: the largest density of a schedule.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
       value_bits: see `sparsejax.exchanges.pairs`.
@@ -67,7 +70,12 @@ def sidco(
     """
     return sparsify(
         sparsifiers.fitted(
-            density, fit=fit, stages=stages, granularity=granularity, capacity=capacity
+            density,
+            fit=fit,
+            stages=stages,
+            granularity=granularity,
+            capacity=capacity,
+            max_density=max_density,
         ),
         exchange=exchange_or_pairs(exchange, value_bits),
         memory=memories.error_feedback(),

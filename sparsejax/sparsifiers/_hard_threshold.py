@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from sparsejax._checks import check_capacity, check_density, check_threshold
 from sparsejax.parts import Choice, Sparsifier
-from sparsejax.sparsifiers._target import slot_count, target_count
+from sparsejax.sparsifiers._target import Schedule, slot_count, target_count
 from sparsejax.vectors._selection import compact
 
 
 def hard_threshold(
-    threshold: float, *, max_density: float = 0.01, capacity: int | None = None
+    threshold: float | Schedule,
+    *,
+    max_density: float = 0.01,
+    capacity: int | None = None,
 ) -> Sparsifier:
     """Selects `|x| >= threshold` on each worker, in one pass.
 
@@ -35,12 +40,17 @@ def hard_threshold(
       ...     memory=memories.error_feedback(),
       ... )
     """
-    threshold, capacity = check_threshold(threshold), check_capacity(capacity)
+    scheduled = callable(threshold)
+    given: Any = threshold if scheduled else check_threshold(threshold)
+    capacity = check_capacity(capacity)
     max_density = check_density(max_density, "max_density")
 
     def select(vector, state, step):
         most = slot_count(capacity, target_count(max_density, step.n), step.n)
-        indices, demand = compact(vector, threshold, capacity=most)
-        return Choice(indices, demand, jnp.float32(threshold)), state
+        found = given
+        if scheduled:  # NaN, and what is below 0, is 0.
+            found = jnp.maximum(jnp.nan_to_num(jnp.float32(given(step.index))), 0.0)
+        indices, demand = compact(vector, found, capacity=most)
+        return Choice(indices, demand, jnp.float32(found)), state
 
     return Sparsifier(select, "overlapping")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from sparsejax._checks import (
     check_capacity,
     check_choice,
-    check_density,
     check_optional_count,
 )
 from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._fit._stages import tail_threshold
 from sparsejax.sparsifiers._fit._tails import FITS
-from sparsejax.sparsifiers._target import slot_count, target_count
+from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._selection import compact
 
 if TYPE_CHECKING:
@@ -41,33 +40,39 @@ class FittedState(NamedTuple):
     ratio: Float[Array, " w"]
 
 
-def most_stages(density: float) -> int:
+def most_stages(density: Float[Array, ""] | float) -> Any:
     """The number of stages if each stage keeps half of the magnitudes."""
-    return max(1, math.ceil(math.log(density) / math.log(0.5)))
+    if isinstance(density, float):
+        return max(1, math.ceil(math.log(density) / math.log(0.5)))
+    return jnp.maximum(1, jnp.ceil(-jnp.log2(density))).astype(jnp.int32)
 
 
 def fitted(
-    density: float,
+    density: float | Schedule,
     *,
     fit: str = "exponential",
     stages: int | None = None,
     granularity: str = "vector",
     capacity: int | None = None,
+    max_density: float | None = None,
 ) -> Sparsifier:
     """Selects `|x|` above a threshold that a fitted distribution gives for `density`.
 
     Args:
-      density: fraction of the coordinates that each worker aims at, in (0, 1].
+      density: fraction of the coordinates that each worker aims at, in (0, 1], or a
+        schedule.
       fit: "exponential", "generalized_pareto" or "gamma".
       stages: the number of fits; each later fit uses the magnitudes above the threshold
         of the previous one. None adapts the number.
       granularity: "vector" for one threshold, "leaf" for one per leaf of the tree.
       capacity: slots per worker; by default `1.2 max(1, floor(density n))`, the largest
         count that does not change the number of stages.
+      max_density: the largest density of a schedule, which fixes all sizes.
 
     Raises:
       TypeError: if an argument that should be a number is not a number, or is traced.
-      ValueError: if a number is out of its range, or `fit` or `granularity` unknown.
+      ValueError: if a number is out of its range, or `fit` or `granularity` unknown;
+        for a schedule without `max_density`, or `max_density` without a schedule.
 
     Example:
       >>> import sparsejax
@@ -79,7 +84,7 @@ def fitted(
       ... )
     """
 
-    density, capacity = check_density(density), check_capacity(capacity)
+    target, capacity = Target.of(density, max_density), check_capacity(capacity)
     stages = check_optional_count("stages", stages)
     check_choice("fit", fit, tuple(FITS))
     check_choice("granularity", granularity, ("vector", "leaf"))
@@ -91,10 +96,16 @@ def fitted(
             jnp.zeros((worker_count,), jnp.float32),
         )
 
+    def now(step):
+        """The density of this step: a number, or Float32[] for a schedule."""
+        if not callable(target.density):
+            return target.density
+        wanted = jnp.nan_to_num(jnp.float32(target.density(step.index)))
+        return jnp.clip(wanted, 1 / max(step.n, 1), target.max_density)
+
     def select(vector, state, step):
-        layout = step.layout
-        goal = target_count(density, step.n)
-        slots = slot_count(capacity, math.ceil(_TOO_MANY * goal), step.n)
+        layout, density = step.layout, now(step)
+        slots = slot_count(capacity, math.ceil(_TOO_MANY * target.most(step.n)), step.n)
         number = state.stages[step.rank] if stages is None else jnp.int32(stages)
         if granularity == "vector":
             found = tail_threshold(vector, density, fit, number)
@@ -112,15 +123,15 @@ def fitted(
     def adapt(state, report, step):
         if stages is not None:
             return state
-        goal = target_count(density, step.n)
+        goal = target.now(step.index, step.n)
         ratio = state.ratio + report.demand.astype(jnp.float32) / goal
         fewer = (ratio > _TOO_MANY * _PERIOD).astype(jnp.int32)
         more = (ratio < _TOO_FEW * _PERIOD).astype(jnp.int32)
-        moved = jnp.clip(state.stages + more - fewer, 1, most_stages(density))
+        moved = jnp.clip(state.stages + more - fewer, 1, most_stages(now(step)))
         due = step.index % _PERIOD == _PERIOD - 1
         return FittedState(
             jnp.where(due, moved, state.stages), jnp.where(due, 0.0, ratio)
         )
 
     made = Sparsifier(select, "overlapping", init=init, adapt=adapt)
-    return or_everything(made, lambda n: target_count(density, n) >= n)
+    return or_everything(made, target.is_everything)

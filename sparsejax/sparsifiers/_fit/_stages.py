@@ -19,7 +19,10 @@ _FIRST = 0.25
 
 
 def tail_threshold(
-    vector: Float[Array, " n"], density: float, fit: str, stages: Int[Array, ""]
+    vector: Float[Array, " n"],
+    density: Float[Array, ""] | float,
+    fit: str,
+    stages: Int[Array, ""],
 ) -> Float[Array, ""]:
     """The magnitude that a fraction `density` exceeds, if the fit is right.
 
@@ -31,7 +34,8 @@ def tail_threshold(
     single = (stages <= 1) | (density >= _FIRST)
     threshold = first(x, jnp.where(single, density, _FIRST))
     later_stages = jnp.maximum(stages - 1, 1).astype(jnp.float32)
-    ratio = jnp.exp(math.log(density / _FIRST) / later_stages)
+    log = math.log if isinstance(density, float) else jnp.log
+    ratio = jnp.exp(log(density / _FIRST) / later_stages)
 
     def refine(_, threshold):
         moments = moments_above(x, threshold)

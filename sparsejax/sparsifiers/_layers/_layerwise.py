@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import partitions, thresholds
-from sparsejax._checks import check_capacity, check_density
+from sparsejax._checks import check_capacity
 from sparsejax._workers import vary_like
 from sparsejax.parts import Choice, Sparsifier, Window
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._layers._shares import allocate, cut, rounded
-from sparsejax.sparsifiers._target import slot_count, target_count
+from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
 from sparsejax.vectors._selection import select_in
 
@@ -23,7 +23,12 @@ from sparsejax.vectors._selection import select_in
 _LARGEST = 1e30
 
 
-def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
+def layerwise(
+    density: float | Schedule,
+    *,
+    capacity: int | None = None,
+    max_density: float | None = None,
+) -> Sparsifier:
     """Selects `k_l` coordinates of each layer, in proportion to the layer's norm.
 
     The workers agree on the norms by a sum of one number per layer. The `k_l` are
@@ -34,12 +39,14 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
     of a piece counts at several thresholds per pass.
 
     Args:
-      density: fraction of all coordinates to deliver, in (0, 1].
+      density: fraction of all coordinates to deliver, in (0, 1], or a schedule.
       capacity: slots per worker; by default `ceil(K*/w)`.
+      max_density: the largest density of a schedule, which fixes all sizes.
 
     Raises:
       TypeError: if an argument is not a number, or is traced.
-      ValueError: if an argument is out of its range.
+      ValueError: if an argument is out of its range; for a schedule without
+        `max_density`, or `max_density` without a schedule.
 
     Example:
       >>> import sparsejax
@@ -51,11 +58,11 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
       ... )
     """
     rule = thresholds.quota()
-    density, capacity = check_density(density), check_capacity(capacity)
+    target, capacity = Target.of(density, max_density), check_capacity(capacity)
 
     def select(vector, state, step):
         layout, n, count = step.layout, step.n, step.w
-        goal = target_count(density, n)
+        goal, most = target.now(step.index, n), target.most(n)
         order = [i for i in layout.order if layout.sizes[i]]
         sizes = np.array([layout.sizes[i] for i in order], np.int32)
         edges = np.array([layout.offsets[i] for i in order] + [n], np.int32)
@@ -68,7 +75,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         bounds = cut(counts, edges, goals)
         owned = partitions.parts_of(step.index, count)
         part = owned[step.rank]
-        slots = slot_count(capacity, -(-goal // count), n)
+        slots = slot_count(capacity, -(-most // count), n)
         # This worker's piece of each layer, and the number of coordinates to select
         # there.
         first = jnp.maximum(bounds[part], edges[:-1])
@@ -87,7 +94,7 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
                 return count_in(vector, start, size, thresholds, span=largest)
 
             found = rule.find(
-                rule.init(goal, 1), jnp.int32(0), goal_here, size, count_at
+                rule.init(most, 1), jnp.int32(0), goal_here, size, count_at
             )
             some, qualified = select_in(
                 vector, start, size, found, goal_here, span=largest, capacity=slots
@@ -109,4 +116,4 @@ def layerwise(density: float, *, capacity: int | None = None) -> Sparsifier:
         return Choice(indices, demand, lowest, Window(bounds[owned], n)), state
 
     made = Sparsifier(select, "disjoint")
-    return or_everything(made, lambda n: target_count(density, n) >= n)
+    return or_everything(made, target.is_everything)

@@ -21,7 +21,7 @@ _FLOOR = 1e-6
 
 
 def allocate(
-    norms: Float[Array, " L"], sizes: np.ndarray, goal: int
+    norms: Float[Array, " L"], sizes: np.ndarray, goal: Int[Array, ""] | int
 ) -> Float[Array, " L"]:
     """Real-valued `k_l` [L]: `min(sizes, scale norms)`, with sum `goal`."""
     sizes = jnp.asarray(sizes, jnp.float32)
@@ -41,7 +41,7 @@ def allocate(
 
 
 def rounded(
-    shares: Float[Array, " L"], sizes: np.ndarray, goal: int
+    shares: Float[Array, " L"], sizes: np.ndarray, goal: Int[Array, ""] | int
 ) -> Int[Array, " L"]:
     """Int32[L]: `shares` as integers, at most `sizes`, that sum to `goal` exactly.
 
