@@ -283,3 +283,27 @@ def check_scale(scale: Any) -> Any:
         return scale
     meaning = "a positive number, or None for the root mean square of the gradients"
     return check_number("scale", scale, lambda x: 0 < x < math.inf, meaning)
+
+
+def as_present(present: Any, shape: tuple[int, ...]) -> Any:
+    """Returns `present=` as an array of `shape`: Bool[], or Bool[w] of all workers.
+
+    Raises:
+      TypeError: if it holds anything but booleans.
+      ValueError: if it has another shape.
+    """
+    found = jnp.asarray(present)
+    if found.dtype != jnp.bool_:
+        raise TypeError(
+            f"present: got {found.dtype}, expected one Bool for each worker, such as "
+            f"`jnp.array([True, False])`."
+        )
+    if found.shape != shape:
+        count = f"of {shape[0]} workers under" if shape else "of all workers only under"
+        expected = f"Bool{list(shape)}" if shape else "this worker's Bool[]"
+        raise ValueError(
+            f"present: got the shape {found.shape}, expected {expected}: it is that "
+            f"{count} plain `jax.jit` and `sparsejax.simulate`, and that of one worker "
+            f"inside `jax.shard_map`."
+        )
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax._checks import path_name
+from sparsejax._checks import as_present, path_name
 from sparsejax._layout import Layout, check_leaves
 from sparsejax._nesting import calling_frames, refuse_wrappers
 from sparsejax._workers import Workers, sharded_axes, varying_axes
@@ -58,25 +58,23 @@ def enter(
     return layout, drop_worker_axis(state, workers)
 
 
-def check_present(present: Any, exchange: Exchange) -> None:
-    """Checks `present=` of `update`, of this worker.
+def present_of(extra_args: dict[str, Any], exchange: Exchange) -> Any:
+    """`present=` of `update`, of this worker: Bool[], or None.
 
     Raises:
-      TypeError: if it is not one Bool.
+      TypeError, ValueError: see `sparsejax._checks.as_present`.
       ValueError: if zeros of an absent worker would count.
     """
-    if jnp.shape(present) or jnp.result_type(present) != jnp.bool_:
-        raise TypeError(
-            f"present: got {jnp.result_type(present)}{list(jnp.shape(present))}, "
-            f"expected one Bool for each worker: Bool[] inside `jax.shard_map`, and "
-            f"Bool[w] under plain `jax.jit` and `sparsejax.simulate`."
-        )
+    present = extra_args.get("present")
+    if present is None:
+        return None
     if not exchange.abstains:
         raise ValueError(
             f"present: `{exchange.name}` sends a sign for every coordinate, so that an "
             f"absent worker would vote too. Use a method that sends values, such as "
             f"`sparsejax.exdyna`."
         )
+    return as_present(present, ())
 
 
 def refuse_wide(layout: Layout) -> None:

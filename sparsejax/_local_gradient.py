@@ -17,7 +17,9 @@ _FIX = (
     "Put a recipe in front of it, `optax.chain(sparsejax.exdyna(0.01), ...)`: the "
     "recipe takes local gradients and returns averaged updates. A transformation that "
     "belongs before the recipe, such as clipping or local momentum, runs on each "
-    "worker's own gradient as `sparsejax.per_worker(...)`. `sparsejax.rows(gradients)` "
+    "worker's own gradient as `sparsejax.per_worker(...)`. Leaves that `optax.masked` "
+    "leaves out need a recipe, too: `optax.partition`, with `sparsejax.dense()` for "
+    "them. `sparsejax.rows(gradients)` "
     "gives all workers' rows, [w, ...]."
 )
 

@@ -174,9 +174,8 @@ def sparsify(
             _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)
         kept = local._replace(memory=state.memory)
-        present = extra_args.get("present")
+        present = _entry.present_of(extra_args, exchange)
         if present is not None:
-            _entry.check_present(present, exchange)
             present = workers.localize(present)
         if nonfinite == "drop":
             mean, new = _one_step(

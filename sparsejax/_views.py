@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sparsejax import _xla
-from sparsejax._checks import path_name
+from sparsejax._checks import as_present, path_name
 from sparsejax._local_gradient import LocalGradient, wrap
 from sparsejax._nesting import refuse_wrappers
 from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes, without_axes
@@ -52,13 +51,14 @@ def two_views(update: Update, workers: Workers) -> Update:
         specs = _param_specs(rows, state)
         by_worker = jax.tree.map(lambda spec: P(workers.axes, *spec), specs)
         states = state_specs(state, workers.axis_name)
-        present = {k: v for k, v in extra_args.items() if k == "present"}
-        _check_present(present, workers)
-        present = jax.tree.map(lambda x: workers.spread(jnp.asarray(x)), present)
+        present = extra_args.get("present")
+        if present is not None:
+            present = as_present(present, (workers.mesh_count(),))
+            present = workers.spread(present)
 
         def mine(rows, state, present):
             rows, present = jax.tree.map(lambda row: row[0], (rows, present))
-            return grouped(rows, state, **present)
+            return grouped(rows, state, present=present)
 
         mapped = jax.shard_map(
             mine,
@@ -137,7 +137,8 @@ def _rows(updates: Any, workers: Workers) -> Any:
             f"`sparsejax.value_and_grad(loss_fn)(params, batch)`. If it is zero since "
             f"the parameter is frozen by a transformation in front of the recipe, put "
             f"the recipe into `optax.partition`, with `optax.set_to_zero()` for frozen "
-            f"parameters."
+            f"parameters. If another recipe stands in front, it has averaged the "
+            f"gradient already: one recipe for each parameter."
         )
 
     return jax.tree_util.tree_map_with_path(
@@ -158,17 +159,6 @@ def _check_workers(state: Any, workers: Workers) -> None:
                 f"{count}. `sparsejax.resize_workers` converts the state of another "
                 f"number of workers; `tx.init(params)` makes a state for the mesh that "
                 f"is set."
-            )
-
-
-def _check_present(given: dict[str, Any], workers: Workers) -> None:
-    """Raises ValueError unless `present`, if given, has one entry for each worker."""
-    count = workers.mesh_count()
-    for value in given.values():
-        if value is not None and jnp.shape(value) != (count,):
-            raise ValueError(
-                f"update: present has the shape {jnp.shape(value)}, and the mesh has "
-                f"{count} workers: pass Bool[{count}], one for each."
             )
 
 

@@ -6,9 +6,11 @@ and the only one that branches on traced values.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +22,19 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int
 
 AxisName = str | tuple[str, ...]
+
+# Whether each worker is in a step of its own, between two exchanges.
+_ALONE: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Refuses sums and gathers over the workers in this context."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -193,8 +208,17 @@ class Workers:
 
     # -- collectives ------------------------------------------------------------------
 
+    def _require_exchange(self) -> None:
+        if _ALONE.get():
+            raise ValueError(
+                "rounds: the inner optimizer exchanges in every local step. Put such a "
+                "transformation into `outer`; to clip a worker's own gradient in each "
+                "step, use `optax.clip_by_global_norm`."
+            )
+
     def gather(self, x: Any) -> Any:
         """Every worker's `x` along a new leading axis: [w, ...], replicated."""
+        self._require_exchange()
         x = self.localize(x)
         if self.typed():
             return jax.lax.all_gather(x, self.axis_name, to="invarying")
@@ -202,10 +226,12 @@ class Workers:
 
     def sum(self, tree: Any) -> Any:
         """The sum over workers, replicated."""
+        self._require_exchange()
         return jax.lax.psum(self.localize(tree), self.axis_name)
 
     def mean(self, tree: Any) -> Any:
         """The mean over workers, replicated."""
+        self._require_exchange()
         return jax.lax.pmean(self.localize(tree), self.axis_name)
 
     def any(self, flag: Bool[Array, ""]) -> Bool[Array, ""]:

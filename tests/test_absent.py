@@ -167,18 +167,21 @@ def test_a_round_without_a_worker():
     batches = np.random.default_rng(0).normal(size=(W, 2, 3, 6)).astype(np.float32)
     here = np.arange(W) != 1
     alone = sparsejax.simulate(training, workers=W)
-    params, state, _ = alone.step(
+    batches[1] = np.nan  # of no influence, on the loss neither
+    params, state, losses = alone.step(
         jnp.zeros(6), alone.init(jnp.zeros(6)), batches, present=here
     )
+    assert np.isfinite(losses).all()
     np.testing.assert_array_equal(state.inner.per_worker[0].count, 2 * here)
     np.testing.assert_array_equal(sparsejax.report(state).dropped, ~here)
     mesh = mesh_of(W)
     with jax.set_mesh(mesh):
         rows = np.moveaxis(batches, 0, 1).reshape(2, -1, 6)
-        mine, *_ = jax.jit(training.step)(
+        mine, _, means = jax.jit(training.step)(
             jnp.zeros(6), training.init(jnp.zeros(6)), rows, present=here
         )
     np.testing.assert_allclose(mine, params, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(means, losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -186,21 +189,51 @@ def test_a_round_without_a_worker():
     [
         (sparsejax.marsit(), np.ones(2, bool), ValueError, "would vote too.*exdyna"),
         (sparsejax.ef_sign(), np.ones(2, bool), ValueError, "would vote too"),
-        (sparsejax.dense(), np.ones(2), TypeError, "expected one Bool"),
-        (sparsejax.dense(), np.ones(3, bool), ValueError, "2 simulated workers"),
+        (sparsejax.dense(), np.ones(2), TypeError, "got float32, expected one Bool"),
+        (sparsejax.dense(), np.ones(3, bool), ValueError, r"shape \(3,\).*Bool\[2\]"),
+        (sparsejax.dense(), True, ValueError, r"shape \(\).*Bool\[2\]"),
     ],
 )
 def test_wrong_calls_name_the_fix(tx, here, error, message):
-    tx, params = sparsejax.simulate(tx, workers=2), jnp.zeros(4)
+    """Simulated, and on devices, where `marsit` is refused inside."""
+    params, mesh = jnp.zeros(4), mesh_of(2)
+    simulated = sparsejax.simulate(tx, workers=2)
     with pytest.raises(error, match=message):
-        tx.update(jnp.ones((2, 4)), tx.init(params), params, present=here)
-
-
-def test_present_of_another_number_of_workers():
-    tx, mesh = sparsejax.dense(), mesh_of(2)
+        simulated.update(jnp.ones((2, 4)), simulated.init(params), params, present=here)
     with jax.set_mesh(mesh):
         drawn = sparsejax.PerWorker(jnp.ones((2, 4)))
-        with pytest.raises(
-            ValueError, match=r"present has the shape \(3,\).*Bool\[2\]"
-        ):
-            tx.update(drawn, tx.init(jnp.zeros(4)), present=np.ones(3, bool))
+        with pytest.raises(error, match=message):
+            tx.update(drawn, tx.init(params), present=here)
+    outer = optax.chain(tx, optax.sgd(1.0))
+    training = sparsejax.rounds(lambda p, b: jnp.sum(p * b), tx, outer, steps=1)
+    training = training._replace(init=None)  # an inner recipe is refused there
+    if np.shape(here) != (2,) or np.asarray(here).dtype != bool:
+        with jax.set_mesh(mesh), pytest.raises(error, match=message):
+            training.step(params, None, jnp.ones((1, 2, 4)), present=here)
+
+
+def test_lists_and_python_bools_are_booleans():
+    """`~True` is -2: not where an array is expected."""
+    tx, mesh, params = sparsejax.topk(0.5), mesh_of(2), jnp.zeros(4)
+    rows = jnp.arange(8.0).reshape(2, 4)
+    simulated = sparsejax.simulate(tx, workers=2)
+    start = simulated.init(params)
+    expected, _ = simulated.update(rows, start, params)
+    same, _ = simulated.update(rows, start, params, present=[True, True])
+    np.testing.assert_array_equal(same, expected)
+    state = sparsejax.init(tx, params, mesh)
+    specs = sparsejax.state_specs(state)
+    for here in (True, np.True_):
+        mapped = jax.shard_map(
+            lambda row, state, here=here: tx.update(row[0], state, present=here),
+            mesh=mesh,
+            in_specs=(P("data"), specs),
+            out_specs=(P(), specs),
+            check_vma=False,
+        )
+        updates, new = jax.jit(mapped)(rows, state)
+        np.testing.assert_array_equal(updates, expected)
+        assert sparsejax.report(new).dropped.tolist() == [False, False]
+    with jax.set_mesh(mesh):
+        updates, _ = tx.update(sparsejax.PerWorker(rows), state, present=[True, True])
+    np.testing.assert_array_equal(updates, expected)

@@ -366,6 +366,11 @@ def test_wrong_calls_name_the_fix():
             sparsejax.init(wrong, params, mesh)
     with pytest.raises(ValueError, match="steps: got 0"):
         made(steps=0)
+    clipped = made(inner=optax.chain(sparsejax.clip_by_global_norm(1.0), sgd))
+    with jax.set_mesh(mesh):
+        state = clipped.init(params)
+        with pytest.raises(ValueError, match=r"exchanges in every.*optax\.clip_by"):
+            clipped.step(params, state, whole(batches(0)))
     training = made()
     with jax.set_mesh(mesh):
         state = training.init(params)

@@ -44,8 +44,8 @@ def everybody(
       caller: for error messages.
 
     Returns:
-      The mean of the losses over the workers; aux with a leading axis [w]; every
-      gradient leaf as a `LocalGradient`.
+      The mean loss Float[]; aux with a leading axis [w]; every gradient leaf as a
+      `LocalGradient`.
 
     Raises:
       ValueError: without a mesh that has the axis; for a batch that the number of
@@ -69,7 +69,7 @@ def everybody(
 
     mapping = by_vmap if by == "vmap" else _by_shard_map
     loss, aux, gradients = mapping(run, batches, workers)(arrays)
-    return jnp.mean(loss, axis=0), aux, _local_gradient.wrap(gradients)
+    return jnp.mean(loss), aux, _local_gradient.wrap(gradients)
 
 
 def _by_shard_map(run: Any, split: list[bool], workers: Workers) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax._workers import Workers, vary_like
+from sparsejax._workers import Workers, alone, vary_like
 from sparsejax.placement._gradients import value_and_grad
 
 
@@ -44,7 +44,9 @@ def local_steps(
             here = jax.tree.map(lambda p, d: (p - d).astype(p.dtype), params, delta)
             out, grads = differentiate(here, batch, *per_step, **shared)
             loss, aux = out if options["has_aux"] else (out, ())
-            updates, state = inner.update(grads, state, here, value=loss, grad=grads)
+            more = {"value": loss, "grad": grads}
+            with alone():
+                updates, state = inner.update(grads, state, here, **more)
             # Updates are subtracted one by one: with H = 1 and plain SGD of rate 1
             # `delta` is the gradient, bit for bit.
             delta = jax.tree.map(lambda d, u: d - u.astype(d.dtype), delta, updates)

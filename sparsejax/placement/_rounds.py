@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sparsejax._checks import check_count, path_name
+from sparsejax._checks import as_present, check_count, path_name
 from sparsejax._report import reports
 from sparsejax._workers import AxisName, Workers
 from sparsejax.placement._allocation import allocate
@@ -119,8 +119,8 @@ def rounds(
       and equal on all workers; `shared` is equal in all steps too. `present`, Bool[w],
       or Bool[] where the axis is bound, leaves workers out of a round. The step returns
       `(params, state, losses)`, with `has_aux` `(params, state, losses, aux)`: losses
-      are Float[H], the mean over the workers, or this worker's where the axis is bound;
-      `aux` is [w, H, ...], or [H, ...].
+      are Float[H], the mean over the workers present, or this worker's where the axis
+      is bound; `aux` is [w, H, ...], or [H, ...].
 
     Raises:
       ValueError: if `outer` holds no recipe, or `inner` holds one; for batches of
@@ -164,6 +164,11 @@ def rounds(
         _check_steps(batches, steps, "batches")
         _check_steps(per_step, steps, "per_step")
         bound = workers.bound()
+        if not bound:
+            workers.require_mesh("rounds")
+        if present is not None:
+            shape = () if bound else (workers.mesh_count(),)
+            present = as_present(present, shape)
         # In everybody's view the loss is looked at where the axis is not typed.
         fun = loss_fn if bound else looked_at(loss_fn, workers)
         alone = local_steps(fun, inner, workers, steps, **options)
@@ -178,10 +183,13 @@ def rounds(
             def of_rows(params, rows, batches, per_step, shared):
                 own, here = jax.tree.map(lambda x: x[0], rows)
                 batches = _steps_first(batches)
-                return alone(params, own, batches, per_step, shared, here)
+                losses, kept, delta = alone(
+                    params, own, batches, per_step, shared, here
+                )
+                return jnp.mean(losses), (losses, *kept), delta
 
             rows = (state.inner.per_worker, present)
-            losses, (rows, aux), delta = everybody(
+            _, (losses, rows, aux), delta = everybody(
                 of_rows,
                 [params, rows, _steps_first(batches), per_step, shared],
                 {},
@@ -191,6 +199,8 @@ def rounds(
                 caller="rounds",
             )
             kept = PerWorker(rows)
+            here = None if present is None else workers.spread(present)
+            losses = mean_loss(losses, here)
         # Without the argument `outer` may be any optax transformation.
         absent = {} if present is None else {"present": present}
         updates, outer_state = outer.update(delta, state.outer, params, **absent)
@@ -199,6 +209,14 @@ def rounds(
         return (*made, aux) if has_aux else made
 
     return Rounds(init, step, outer, steps)
+
+
+def mean_loss(losses: Any, present: Any) -> Any:
+    """The mean over the workers of losses [w, H], or over those present."""
+    if present is None:
+        return jnp.mean(losses, axis=0)
+    total = jnp.sum(jnp.where(present[:, None], losses, 0), axis=0)
+    return total / jnp.maximum(jnp.sum(present), 1)
 
 
 def _start(inner: optax.GradientTransformation, params: Any) -> PerWorker:

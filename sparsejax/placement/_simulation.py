@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, overload
 
 import jax
@@ -10,10 +12,10 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from sparsejax._checks import check_count, path_name
+from sparsejax._checks import as_present, check_count, path_name
 from sparsejax._workers import AxisName
 from sparsejax.placement._markers import map_per_worker, state_specs
-from sparsejax.placement._rounds import Rounds
+from sparsejax.placement._rounds import Rounds, mean_loss
 
 # Extra arguments that the compiled step takes, such as a loss.
 _TRACEABLE = (jax.Array, np.ndarray, np.generic, float)
@@ -91,7 +93,9 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
     if isinstance(tx, Rounds):
 
         def round_of(params, state, batches, *per_step, present=None, **shared):
-            _check_leading_axis((batches, present), workers, "batches")
+            _check_leading_axis(batches, workers, "batches")
+            if present is not None:
+                present = as_present(present, (workers,))
 
             def local(batches, state, present):
                 view = map_per_worker(lambda leaf: leaf[None], state)
@@ -104,38 +108,52 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
             new, state, (losses, *aux) = jax.vmap(
                 local, in_axes=(0, where, 0), out_axes=(None, where, 0), **mapped
             )(batches, state, present)
-            return new, state, jnp.mean(losses, axis=0), *aux
+            return new, state, mean_loss(losses, present), *aux
 
-        return tx._replace(init=init, step=jax.jit(round_of))
+        return tx._replace(init=init, step=_off_mesh(jax.jit(round_of)))
 
     tx = optax.with_extra_args_support(tx)
 
     def step(updates, state, params, extra_args):
-        present = {k: v for k, v in extra_args.items() if k == "present"}
-        _check_leading_axis(present, workers, "the argument")
+        given = {k: v for k, v in extra_args.items() if k == "present"}
         shared = {k: v for k, v in extra_args.items() if k != "present"}
 
-        def local(updates, state, present):
+        def local(updates, state, given):
             view = map_per_worker(lambda leaf: leaf[None], state)
-            new, state = tx.update(updates, view, params, **present, **shared)
+            new, state = tx.update(updates, view, params, **given, **shared)
             return new, row(state)
 
         where = axes(state)
         return jax.vmap(local, in_axes=(0, where, 0), out_axes=(None, where), **mapped)(
-            updates, state, present
+            updates, state, given
         )
 
     # Compiles the whole step: to run operation by operation takes seconds.
-    compiled = jax.jit(step)
+    step = _off_mesh(step)
+    compiled = _off_mesh(jax.jit(step))
 
     def update(updates, state, params=None, **extra_args):
         _check_leading_axis(updates, workers, "the gradient")
+        if extra_args.get("present") is not None:
+            present = as_present(extra_args["present"], (workers,))
+            extra_args = extra_args | {"present": present}
         # Others are functions, or numbers that Python code may branch on.
         if all(isinstance(x, _TRACEABLE) for x in jax.tree.leaves(extra_args)):
             return compiled(updates, state, params, extra_args)
         return step(updates, state, params, extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _off_mesh(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """`fun` as if no mesh were set: on explicit axes a scatter under `vmap` raises."""
+
+    @functools.wraps(fun)
+    def wrapped(*args, **kwargs):
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return fun(*args, **kwargs)
+
+    return wrapped
 
 
 def _check_leading_axis(gradients: Any, workers: int, name: str) -> None:
