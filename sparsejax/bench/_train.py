@@ -80,10 +80,10 @@ class _Training:
         self.mesh = mesh
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
-        shape, spec = (BATCH * mesh.size, SIZES[0]), P("data")
-        inner, self.calls = optax.sgd(1e-3), 1
+        inner, shape, spec = optax.sgd(1e-3), (BATCH * mesh.size, SIZES[0]), P("data")
+        if local_steps > 1:
+            shape, spec = (local_steps, *shape), P(None, "data")
         if recipe is None:
-            self.calls = local_steps
             self.params = jax.jit(
                 lambda p: jax.tree.map(
                     lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), p
@@ -91,7 +91,8 @@ class _Training:
                 out_shardings=place(P("data")),
             )(self.params)
             self.state, self.bytes_per_step = inner.init(()), 0
-            step = _apart(_plain(jax.value_and_grad, inner), mesh)
+            step = _plain(jax.value_and_grad, inner)
+            step = _apart(_repeated(step) if local_steps > 1 else step, mesh, spec)
         else:
             if local_steps == 1:
                 tx = optax.chain(recipe, inner)
@@ -100,7 +101,6 @@ class _Training:
                 outer = optax.chain(recipe, optax.sgd(1.0))
                 tx = sparsejax.rounds(loss, inner, outer, steps=local_steps)
                 step = _in_rounds(tx)
-                shape, spec = (local_steps, *shape), P(None, "data")
             self.bytes_per_step = round(
                 sparsejax.wire_bytes(tx, self.params, workers=mesh.size).least
             )
@@ -114,10 +114,7 @@ class _Training:
     def advance(self):
         """Makes the steps between two exchanges, and one exchange."""
         with jax.set_mesh(self.mesh):
-            for _ in range(self.calls):
-                self.params, self.state = self._step(
-                    self.params, self.state, self.batch
-                )
+            self.params, self.state = self._step(self.params, self.state, self.batch)
         return self.params
 
     def density(self) -> float:
@@ -136,6 +133,18 @@ def _plain(gradient: Callable[..., Any], tx: Any) -> Callable[..., Any]:
     return step
 
 
+def _repeated(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Several steps in one program, like those of a round; batches are [H, b, ...]."""
+
+    def steps(params, state, batches):
+        def one(carry, batch):
+            return step(*carry, batch), None
+
+        return jax.lax.scan(one, (params, state), batches)[0]
+
+    return steps
+
+
 def _in_rounds(training: sparsejax.Rounds) -> Callable[..., Any]:
     """A round: `(params, state, batches) -> (params, state)`."""
 
@@ -145,7 +154,9 @@ def _in_rounds(training: sparsejax.Rounds) -> Callable[..., Any]:
     return step
 
 
-def _apart(step: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+def _apart(
+    step: Callable[..., Any], mesh: jax.sharding.Mesh, batch: P
+) -> Callable[..., Any]:
     """`step` of each worker by itself, with parameters [w, ...].
 
     A plain loop would run products of stacked matrices, which are slower.
@@ -156,7 +167,7 @@ def _apart(step: Callable[..., Any], mesh: jax.sharding.Mesh) -> Callable[..., A
         return jax.tree.map(lambda p: p[None], new), state
 
     specs = (P("data"), P())
-    return jax.shard_map(mine, mesh=mesh, in_specs=(*specs, P("data")), out_specs=specs)
+    return jax.shard_map(mine, mesh=mesh, in_specs=(*specs, batch), out_specs=specs)
 
 
 def init() -> list[jax.Array]:
