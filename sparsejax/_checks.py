@@ -69,8 +69,8 @@ def check_density(density: Any, name: str = "density") -> float:
     if callable(density):
         raise TypeError(
             f"{name}: got the function {density!r}, expected a number in (0, 1]. "
-            f"Only `exdyna`, `micro`, `topk`, `cltk` and `random_k` take a schedule as "
-            f"their `density`, with `max_density=`."
+            f"Only `exdyna`, `micro`, `deft`, `topk`, `cltk`, `sidco` and `random_k` "
+            f"take a schedule as their `density`, with `max_density=`."
         )
     meaning = "a number in (0, 1], such as 0.01 to send one per cent"
     return check_number(name, density, lambda x: 0 < x <= 1, meaning)

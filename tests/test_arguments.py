@@ -115,7 +115,7 @@ def test_sparsifiers_check_as_recipes_do(name):
     if name != "random_k":
         with pytest.raises(ValueError, match=r"capacity: got 0, .*slot"):
             make(0.1, capacity=0)
-    if name in ("exclusive", "random_k", "topk"):
+    if name != "sampled":
         with pytest.raises(ValueError, match="max_density: density is a schedule"):
             make(lambda step: 0.1)
         with pytest.raises(ValueError, match=r"max_density: got 0\.2 with the fixed"):
@@ -165,7 +165,7 @@ def test_parts_check_their_arguments(call, error, message):
 
 def test_schedules_are_for_some_recipes():
     with pytest.raises(TypeError, match="Only `exdyna`"):
-        sparsejax.sidco(optax.linear_schedule(0.1, 0.01, 5))
+        sparsejax.chunked_topk(optax.linear_schedule(0.1, 0.01, 5))
 
 
 @pytest.mark.parametrize("workers", [0, -1, 2.5, None, (2, 2)])

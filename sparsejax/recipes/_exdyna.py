@@ -19,7 +19,7 @@ def exdyna(
     axis_name: AxisName = "data",
     threshold: ThresholdRule | None = None,
     value_bits: Any = None,
-    beta: float = 1.0,
+    beta: float | None = None,
     capacity: int | None = None,
     nonfinite: str = "drop",
 ) -> optax.GradientTransformationExtraArgs:
@@ -40,7 +40,7 @@ def exdyna(
         `thresholds.staircase()`.
       value_bits: see `sparsejax.exchanges.union`.
       beta: the decay of the residual in a step, in (0, 1]: see `memories.decayed`. For
-        `sparsejax.rounds` of many local steps, 0.8.
+        `sparsejax.rounds` of many local steps, 0.8. `None` keeps all of it.
       capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
 
@@ -70,7 +70,7 @@ def exdyna(
             max_density=max_density,
         ),
         exchange=exchanges.union(value_bits),
-        memory=memories.decayed(beta),
+        memory=memories.decayed(1 if beta is None else beta),
         axis_name=axis_name,
         nonfinite=nonfinite,
     )
