@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 EXISTING_CODE = ROOT / "docs" / "guides" / "existing_code.md"
+EVIDENCE = ROOT / "docs" / "guides" / "evidence.md"
 MANY_HOSTS = ROOT / "docs" / "guides" / "many_hosts.md"
 
 

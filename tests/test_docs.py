@@ -89,6 +89,9 @@ def test_pages_show_every_name(tmp_path):
     reports = (tmp_path / "reports" / "index.html").read_text()
     for field in sparsejax.Report._fields:
         assert f"<code>{field}</code>" in reports
+    evidence = (tmp_path / "guides" / "evidence" / "index.html").read_text()
+    assert evidence.count("<td>exdyna</td>") == 3
+    assert evidence.count('src="data:image/png') == 2
 
 
 def test_every_recipe_is_in_the_tables():

@@ -11,6 +11,7 @@ import pytest
 
 from tests import quick
 from tests.pages import (
+    EVIDENCE,
     EXISTING_CODE,
     GUIDES,
     MANY_HOSTS,
@@ -75,8 +76,8 @@ assert 0 < jnp.abs(params["w"]).max()
     "troubleshooting": "",
 }
 # MANY_HOSTS starts processes: see tests/test_processes.py. The loops of EXISTING_CODE
-# are complete programs: see tests/test_existing_code.py.
-OWN_TESTS = (MANY_HOSTS, EXISTING_CODE)
+# are complete programs: see tests/test_existing_code.py. EVIDENCE has no Python.
+OWN_TESTS = (MANY_HOSTS, EXISTING_CODE, EVIDENCE)
 PROGRAMS = [page for page in (README, *GUIDES) if page not in OWN_TESTS]
 
 
