@@ -1,4 +1,4 @@
-"""Puts the tables and pictures of `benchmarks/results/quality.json` into a page."""
+"""Puts tables and pictures of `bench quality` into a page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import re
 
 from sparsejax.bench import quality
 
-FILE = pathlib.Path(__file__).parents[1] / "benchmarks" / "results" / "quality.json"
-_MARK = re.compile(r"<!-- evidence: (\w+) -->")
+FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
+# A task or a picture, and the file of its runs.
+_MARK = re.compile(r"<!-- evidence: (\w+) of (\w+)\.json -->")
 _PICTURES = {
     "bytes": (quality.quality_against_bytes, "Quality against bytes"),
     "seconds": (quality.loss_against_seconds, "Training loss against seconds"),
@@ -20,11 +21,11 @@ _PICTURES = {
 
 def on_page_markdown(markdown, **_):
     """The text of a page, with what the marks in it stand for."""
-    return _MARK.sub(lambda mark: _made(mark[1]), markdown)
+    return _MARK.sub(lambda mark: _made(mark[1], mark[2]), markdown)
 
 
-def _made(name):
-    stored = json.loads(FILE.read_text())
+def _made(name, file):
+    stored = json.loads((FOLDER / f"{file}.json").read_text())
     if name in _PICTURES:
         return _picture(*_PICTURES[name], stored)
     lines = [line for line in quality.summarise(stored) if line.task == name]

@@ -57,7 +57,7 @@ BARS = {
 }
 ROWS = {
     "images": ["dense", "micro"],
-    "text": ["dense", "sparseloco, 15 steps"],
+    "text": ["dense", "sparseloco 15 steps"],
     "ratings": ["dense", "zen", "marsit"],
 }
 
@@ -67,7 +67,7 @@ def test_a_small_version_of_each_task(name, tmp_path, monkeypatch, capsys):
     module = types.SimpleNamespace(load=lambda: None, make_task=lambda _: SMALL[name]())
     monkeypatch.setitem(quality.TASKS, name, module)
     file = tmp_path / "runs.json"
-    recipes = ",".join(row.split(",")[0] for row in ROWS[name])
+    recipes = ",".join(row.split(" ")[0] for row in ROWS[name])
     options = f"quality --task {name} --recipe {recipes} --seeds 2 --steps {STEPS}"
     arguments = [*options.split(), "--quiet", "--json", str(file)]
     _command.main(arguments)
@@ -125,7 +125,7 @@ def test_bad_options_are_refused(tmp_path, capsys):
         _store.Store(file, {"steps": 2, "workers": 8})
     for options, message in (
         (["--task", "sounds"], "images, text, ratings"),
-        (["--recipe", "sounds"], "exdyna, 2 bits"),
+        (["--recipe", "sounds"], "exdyna 2 bits"),
     ):
         with pytest.raises(SystemExit):
             _command.main(["quality", *options])

@@ -50,6 +50,8 @@ def main(argv: Sequence[str], show: Callable[[list[dict]], str]) -> None:
                 _compare.compare(
                     task, [method], seeds, store, bar.set_description, bar.update
                 )
+                if options.time:
+                    _compare.time_again(task, [method], store)
             # Programs of one row are of no use to the others.
             jax.clear_caches()
     lines = _report.summarise({"settings": settings, "runs": store.runs})
@@ -67,7 +69,10 @@ def _load(name: str) -> Task:
 
 
 def _chosen(kind: str, names: list[str] | None) -> list[Method]:
-    """The rows of a set whose name or recipe is among the names, and dense."""
+    """Dense, and the rows with these names.
+
+    The name of a recipe that no row has stands for all of its rows.
+    """
     methods = METHODS[kind]
     if names is None:
         return list(methods.values())
@@ -79,7 +84,8 @@ def _chosen(kind: str, names: list[str] | None) -> list[Method]:
                 f"{', '.join(sorted(known))}"
             )
     wanted = {"dense", *names}
-    return [m for m in methods.values() if m.name in wanted or m.recipe in wanted]
+    recipes = wanted - set(methods)
+    return [m for m in methods.values() if m.name in wanted or m.recipe in recipes]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--recipe",
         type=lambda text: text.split(","),
         metavar="A,B",
-        help="rows of the set, by name or recipe; default: all",
+        help="rows of the set, by name, such as exdyna or sparseloco; default: all",
     )
     add("--set", choices=tuple(METHODS), default="default", help="default: %(default)s")
     add("--seeds", type=int, help="default: 3, and 5 for the full set")
@@ -109,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         type=pathlib.Path,
         metavar="FILE",
         help="keeps finished runs here; a later call goes on from there",
+    )
+    add(
+        "--time",
+        action="store_true",
+        help="also time steps of finished rows again, on a machine that is quiet now",
     )
     add("--quiet", action="store_true", help="no progress bar")
     return parser

@@ -84,9 +84,9 @@ def _at(recipe: str, density: float = 0.01, bits: int = 32, **wiring: Any) -> Me
     """A row of a recipe; at other densities and widths, with the rate of 1 %."""
     name, arguments = recipe, {}
     if bits != 32:
-        name, arguments = f"{name}, {bits} bits", {"value_bits": bits}
+        name, arguments = f"{name} {bits} bits", {"value_bits": bits}
     if density != 0.01:
-        name = f"{name}, {density:.1%}"
+        name = f"{name} {density:.1%}"
     return Method(
         name,
         recipe,
@@ -98,7 +98,7 @@ def _at(recipe: str, density: float = 0.01, bits: int = 32, **wiring: Any) -> Me
 
 
 def _rounds(recipe: str, steps: int, density: float | None, **outer: Any) -> Method:
-    return Method(f"{recipe}, {steps} steps", recipe, density, rounds=steps, **outer)
+    return Method(f"{recipe} {steps} steps", recipe, density, rounds=steps, **outer)
 
 
 _DILOCO = {"outer": optax.sgd(0.7, momentum=0.9, nesterov=True)}

@@ -66,6 +66,8 @@ def _figure(
             if line.task == task:
                 draw(axis, line, _style(methods.index(line.method)))
         axis.set(title=task, xscale="log", xlabel=below, ylabel=beside(METRICS[task]))
+        # Labels between powers of ten overlap.
+        axis.xaxis.set_minor_formatter("")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center")
     return figure
 

@@ -176,14 +176,15 @@ def _cells(line: Line) -> dict[str, str]:
         difference = f"{scale * line.difference:+.{digits}f}"
         if line.interval is not None:
             difference += f" ± {scale * line.interval:.{digits}f}"
-    error = "-" if line.density_error is None else f"{line.density_error:.1%}"
+    error = "-" if line.density_error is None else f"{100 * line.density_error:.0f} %"
     cells = {
         "method": line.method,
         "seeds": str(line.seeds),
         METRICS[line.task].name: quality,
         "against dense": difference,
-        "bytes": f"{line.bytes_per_step:,}",
-        "density error": error,
+        "bytes/step": f"{line.bytes_per_step:,}",
+        "density": f"{100 * line.density:.2f} %",
+        "worst error": error,
     }
     for link, seconds in line.seconds.items():
         cells[link] = "-" if seconds is None else f"{seconds:.1f} s"

@@ -43,8 +43,12 @@ class Store:
         return next((r for r in self.runs if {k: r[k] for k in _KEY} == key), None)
 
     def add(self, run: Record) -> None:
-        """Keeps a run. The file always holds whole runs, also after a crash."""
+        """Keeps a run."""
         self.runs.append(run)
+        self.save()
+
+    def save(self) -> None:
+        """Writes the file, which holds whole runs also after a crash."""
         if self.file is None:
             return
         lines = ",\n".join(json.dumps(run) for run in self.runs)
