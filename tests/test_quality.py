@@ -81,6 +81,14 @@ def test_a_small_version_of_each_task(name, tmp_path, monkeypatch, capsys):
         assert (line.difference == 0) == (line.method in ("dense", "zen")), line
     table = capsys.readouterr().out
     assert all(row in table for row in ROWS[name])
+    if name == "images":  # The times of steps are replaced, and nothing else.
+        for run in stored["runs"]:
+            run["ms_per_step"] = 1e9
+        file.write_text(json.dumps(stored))
+        _command.main([*arguments, "--time"])
+        timed = json.loads(file.read_text())
+        assert all(run["ms_per_step"] < 1e5 for run in timed["runs"])
+        table, stored = capsys.readouterr().out, timed
     # All is stored, so that the second call trains nothing.
     monkeypatch.setattr(_compare, "Trainer", None)
     _command.main(arguments)
@@ -126,6 +134,7 @@ def test_bad_options_are_refused(tmp_path, capsys):
     for options, message in (
         (["--task", "sounds"], "images, text, ratings"),
         (["--recipe", "sounds"], "exdyna 2 bits"),
+        (["--recipe", "sparseloco", "--steps", "50"], "multiple of the 15"),
     ):
         with pytest.raises(SystemExit):
             _command.main(["quality", *options])

@@ -32,6 +32,7 @@ def main(argv: Sequence[str], show: Callable[[list[dict]], str]) -> None:
     options = parser.parse_args(argv)
     try:
         methods = _chosen(options.set, options.recipe)
+        _check_steps(methods, options.steps)
         tasks = [_load(name) for name in options.task]
         settings = {"steps": options.steps, "workers": _WORKERS}
         store = Store(options.json, settings)
@@ -86,6 +87,15 @@ def _chosen(kind: str, names: list[str] | None) -> list[Method]:
     wanted = {"dense", *names}
     recipes = wanted - set(methods)
     return [m for m in methods.values() if m.name in wanted or m.recipe in recipes]
+
+
+def _check_steps(methods: list[Method], steps: int) -> None:
+    for method in methods:
+        if method.rounds and steps % method.rounds:
+            raise ValueError(
+                f"--steps: {steps} is no multiple of the {method.rounds} local steps "
+                f"of {method.name}"
+            )
 
 
 def _parser() -> argparse.ArgumentParser:
