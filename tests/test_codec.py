@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparsejax.vectors import _codec
+from sparsejax.vectors import _codec, _reach
 
 # There are few shapes and many lists, since each shape is compiled once.
 SHAPES = [(1, 1), (1, 7), (5, 3), (31, 1000), (32, 32), (33, 65_535), (70, 2**31 - 1)]
@@ -62,10 +62,50 @@ def test_indices_of_any_choice(data):
 @functools.cache
 def choice_round_trip(slots, span, n):
     def there_and_back(indices, start):
-        code = _codec.encode_indices(indices, start, span, n)
-        return _codec.decode_indices(code[None], start[None], span, n, slots)
+        code = _reach.encode_indices(indices, start, span, n)
+        return _reach.decode_indices(code[None], start[None], span, n, slots)
 
     return jax.jit(there_and_back)
+
+
+REACHES = [(50, 1500, 3300), (40, 4000, 30_000), (33, 400_000, 945_000)]
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(data=st.data())
+def test_lists_that_reach_beyond_the_usual_span(data):
+    """A long list takes the bytes of a usual one, but is shorter."""
+    slots, usual, span = data.draw(st.sampled_from(REACHES))
+    code, long = _reach.reach(slots, usual, span), data.draw(st.booleans())
+    assert slots // 2 <= code.room < slots
+    assert code.code.size < _codec.cheapest(slots, span).size
+    most, end = (code.room, span) if long else (slots, usual)
+    chosen = data.draw(st.sets(st.integers(0, end - 1), max_size=most))
+    indices = np.full(slots, span + 7, np.int32)
+    indices[: len(chosen)] = sorted(chosen)
+    indices[: len(chosen)] += 5
+    back = reach_round_trip(slots, usual, span)(indices, long)
+    np.testing.assert_array_equal(back, indices[None])
+
+
+@functools.cache
+def reach_round_trip(slots, usual, span):
+    def there_and_back(indices, long):
+        start, n = jnp.int32(5), span + 7
+        code = _reach.encode_indices(indices, start, span, n, usual=usual, long=long)
+        return _reach.decode_indices(
+            code[None], start[None], span, n, slots, usual=usual, long=long[None]
+        )
+
+    return jax.jit(there_and_back)
+
+
+@pytest.mark.parametrize(
+    ("slots", "usual", "span"), [(0, 10, 20), (9, 20, 20), (9, 30, 20), (3, 8, 2**31)]
+)
+def test_a_code_without_a_usual_span_keeps_all_slots(slots, usual, span):
+    code = _reach.reach(slots, usual, span)
+    assert (code.room, code.code.size) == (slots, _codec.cheapest(slots, span).size)
 
 
 @pytest.mark.sampled

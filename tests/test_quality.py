@@ -24,21 +24,21 @@ from sparsejax.bench.quality import (
 )
 
 STEPS = 60
-RNG = np.random.default_rng(0)
 
 
 def _digits():
     """Images of 8 x 8 whose brightest rows tell the digit."""
     labels = np.arange(400, dtype=np.int32) % 8
-    images = RNG.integers(0, 50, (400, 8, 8))
+    images = np.random.default_rng(0).integers(0, 50, (400, 8, 8))
     images[np.arange(400), labels] += 200
     return images.astype(np.uint8), labels
 
 
 def _films():
     """Users see films of their own parity, each at another time."""
-    users = np.repeat(np.arange(24), 12)
-    films = np.concatenate([2 * RNG.permutation(110)[:12] + u % 2 for u in range(24)])
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(24), 30)
+    films = np.concatenate([2 * rng.permutation(70)[:30] + u % 2 for u in range(24)])
     return np.stack([users, films, np.arange(len(users))], axis=1)
 
 

@@ -12,9 +12,10 @@ from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._pair_sums import add_pairs, no_pairs
 from sparsejax.exchanges._units import Units
+from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Choice, Delivery, Exchange, Report, Sparsifier, Step
 from sparsejax.placement._markers import PerWorker
-from sparsejax.vectors import _codec
+from sparsejax.vectors import _codec, _reach
 from sparsejax.vectors._narrow import value_code
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ class DelayedPairsDetails(NamedTuple):
     Attributes:
       chosen: Int32[w], the number of coordinates that each worker sent.
       union: Int32[], the number of distinct coordinates among them.
+      rounding: see `PairsDetails`.
       present: Bool[w], the workers that took part, by which the sum was divided.
     """
 
     chosen: Int[Array, " w"]
     union: Int[Array, ""]
+    rounding: Float[Array, ""]
     present: Bool[Array, " w"]
 
 
@@ -94,9 +97,10 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         code = value_code(bits, own.size)
         words = code.encode(own.reshape(-1))
         nowhere = jnp.zeros((), jnp.int32)
-        places = _codec.encode_indices(indices, nowhere, units.number, units.number)
-        parts = (places, facts, here, words)
+        places = _reach.encode_indices(indices, nowhere, units.number, units.number)
         values = code.decode(words)
+        lossy = () if bits == 32 else told_errors(own.reshape(-1), values)
+        parts = (places, facts, here, words, *lossy)
         made = (_codec.pack(parts), units.coordinates(indices), values)
         return parts, InFlight(*map(PerWorker, made))
 
@@ -113,15 +117,17 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         units, slots = units_and_slots(step.layout, step.w)
         like = nothing(units, slots)[0]
         gathered = step.workers.gather(state.message.per_worker)
-        places, facts, here, words = _codec.unpack(gathered, like)
+        places, facts, here, words, *errors = _codec.unpack(gathered, like)
         start = jnp.zeros((step.w,), jnp.int32)
-        indices = _codec.decode_indices(
+        indices = _reach.decode_indices(
             places, start, units.number, units.number, slots
         )
         values = jax.vmap(value_code(bits, slots * units.size).decode)(words)
         values = values.reshape(step.w, slots, *units.shape)
         divisor = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
-        mean, rest, report = add_pairs(indices, values, facts, units, step, divisor)
+        mean, rest, report = add_pairs(
+            indices, values, facts, units, step, divisor, errors
+        )
         if not step.layout.exact:
             own = state.coordinates.per_worker
             vector = vector.at[own].add(rest, mode="drop")

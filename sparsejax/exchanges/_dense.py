@@ -28,7 +28,10 @@ def average_whole(
     details: Any = (),
     widths: Widths = FULL,
 ) -> Delivery:
-    """Delivers the mean of all workers' vectors."""
+    """Delivers the mean of all workers' vectors.
+
+    Details of exchanges with fewer bits have a field `rounding`.
+    """
     workers, count = step.workers, step.w
     if widths == FULL:
         mine = jnp.arange(count, dtype=jnp.int32) == step.rank
@@ -37,7 +40,8 @@ def average_whole(
         total, flags = workers.sum((vector, flags))
         mean, dropped, error = total / count, flags > 0, jnp.zeros((), vector.dtype)
     else:
-        mean, error = average(vector, workers, widths)
+        mean, error, rounding = average(vector, workers, widths)
+        details = details._replace(rounding=rounding)
         dropped = workers.gather(jnp.asarray(step.dropped))
     rounded = step.layout.round_all(mean)
     left = workers.localize(mean - rounded) + error

@@ -11,7 +11,7 @@ from sparsejax import _xla
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._units import Units, indices_of
 from sparsejax.parts import Choice, Step, Window
-from sparsejax.vectors import _codec
+from sparsejax.vectors import _codec, _reach
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
@@ -48,12 +48,17 @@ def gather_indices(
     indices, window = indices_of(choice), choice.window
     if window is None:
         window = Window(jnp.zeros((step.w,), jnp.int32), units)
-    start, span = window.start, window.span
-    code = _codec.encode_indices(indices, start[step.rank], span, units)
+    start, span, usual, long = window.start, window.span, window.usual, window.long
+    mine = None if long is None else long[step.rank]
+    code = _reach.encode_indices(
+        indices, start[step.rank], span, units, usual=usual, long=mine
+    )
     message = (code, facts_of(choice, step), *more)
     gathered = step.workers.gather(_codec.pack(message))
     codes, facts, *others = _codec.unpack(gathered, message)
-    indices = _codec.decode_indices(codes, start, span, units, indices.shape[0])
+    indices = _reach.decode_indices(
+        codes, start, span, units, indices.shape[0], usual=usual, long=long
+    )
     return indices, facts, *others
 
 

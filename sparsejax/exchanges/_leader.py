@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,24 @@ from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._units import Units
 from sparsejax.exchanges._values import deliver_at
 from sparsejax.parts import Delivery, Exchange
-from sparsejax.vectors import _codec
+from sparsejax.vectors import _codec, _reach
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, UInt, UInt32
+    from jaxtyping import Array, Float, UInt, UInt32
 
 # "disjoint" is missing: parts rotate as the leader does, so the leaders would not visit
 # all parts, and some coordinates would never be delivered.
 _ACCEPTED = frozenset({"overlapping", "agreed", "everything"})
+
+
+class LeaderDetails(NamedTuple):
+    """`Report.details` of `leader`. Replicated.
+
+    Attributes:
+      rounding: see `UnionDetails`.
+    """
+
+    rounding: Float[Array, ""]
 
 
 def leader(value_bits: Any = None) -> Exchange:
@@ -57,7 +67,7 @@ def leader(value_bits: Any = None) -> Exchange:
     def apply(vector, choice, state, step):
         units, count, mine = Units.of(choice, step.n), step.w, step.rank
         facts, nowhere = facts_of(choice, step), jnp.zeros((), jnp.int32)
-        code = _codec.encode_indices(
+        code = _reach.encode_indices(
             choice.indices, nowhere, units.number, units.number
         )
         code = jnp.where(mine == step.index % count, code, jnp.zeros_like(code))
@@ -69,15 +79,19 @@ def leader(value_bits: Any = None) -> Exchange:
         told = jax.lax.bitcast_convert_type(told, _codec.WORD).reshape(1, -1)
         code, table = _codec.unpack(told, (code, table))
         facts = _codec.unpack(table[0], facts)
-        indices = _codec.decode_indices(
+        indices = _reach.decode_indices(
             code, nowhere[None], units.number, units.number, choice.indices.shape[0]
         )
         indices = units.coordinates(indices[0])
-        update, left = deliver_at(vector, indices, step, widths)
-        report = sparse_report(indices, step.n, facts)
+        update, left, rounding = deliver_at(vector, indices, step, widths)
+        report = sparse_report(indices, step.n, facts, LeaderDetails(rounding))
         return Delivery(update, indices, left, report), state
 
-    return Exchange(or_whole(apply, widths=widths), _ACCEPTED, "leader")
+    def exact(layout, worker_count):
+        del layout, worker_count
+        return LeaderDetails(jnp.zeros(()))
+
+    return Exchange(or_whole(apply, exact, widths), _ACCEPTED, "leader", details=exact)
 
 
 def _widen(words: UInt[Array, " m"]) -> UInt32[Array, " half"]:

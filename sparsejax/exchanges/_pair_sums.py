@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -12,11 +13,12 @@ from sparsejax._report import sparse_report
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._indices import facts_of, united
 from sparsejax.exchanges._units import Units, indices_of
+from sparsejax.exchanges._values import mean_error
 from sparsejax.parts import Choice, Report, Step
 from sparsejax.vectors import _codec
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int
+    from jaxtyping import Array, BFloat16, Float, Int
 
     from sparsejax._layout import Layout
 
@@ -27,17 +29,20 @@ class PairsDetails(NamedTuple):
     Attributes:
       chosen: Int32[w], the number of coordinates that each worker sent.
       union: Int32[], the number of distinct coordinates among them, as `Report.sent`.
+      rounding: Float[], the mean over workers of the rounding errors of values,
+        relative to the values: 0 for 32 bits, and for lists too short to tell.
     """
 
     chosen: Int[Array, " w"]
     union: Int[Array, ""]
+    rounding: Float[Array, ""]
 
 
 def no_pairs(layout: Layout, worker_count: int) -> PairsDetails:
     """The details of a step in which nothing was sent."""
     del layout
     none = jnp.zeros((worker_count,), jnp.int32)
-    return PairsDetails(none, jnp.zeros((), jnp.int32))
+    return PairsDetails(none, jnp.zeros((), jnp.int32), jnp.zeros(()))
 
 
 def add_pairs(
@@ -47,6 +52,7 @@ def add_pairs(
     units: Units,
     step: Step,
     divisor: Int[Array, ""] | int,
+    errors: Sequence[BFloat16[Array, " w"]],
 ) -> tuple[Float[Array, " n"], Float[Array, " kD"], Report]:
     """The mean of all workers' pairs: their sum over `divisor`.
 
@@ -57,6 +63,7 @@ def add_pairs(
       units: static.
       step: the step.
       divisor: the number of workers that count.
+      errors: all workers' `told_errors`.
 
     Returns:
       mean: Float[n], replicated, rounded to the dtypes of the gradient.
@@ -69,7 +76,8 @@ def add_pairs(
     first = united(indices, units, step)
     chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
     report = sparse_report(first, step.n, facts)
-    report = report._replace(details=PairsDetails(chosen, report.sent))
+    details = PairsDetails(chosen, report.sent, mean_error(errors))
+    report = report._replace(details=details)
     own = jnp.zeros((values[0].size,), values.dtype)
     if not layout.exact:
         mean = total.at[first].get(mode="fill", fill_value=0)
@@ -99,7 +107,11 @@ def costs_more_than_the_whole(
 
 
 def add_whole(
-    choice: Choice, values: Float[Array, "k *D"], units: Units, step: Step
+    choice: Choice,
+    values: Float[Array, "k *D"],
+    units: Units,
+    step: Step,
+    errors: Sequence[BFloat16[Array, ""]],
 ) -> tuple[Float[Array, " n"], Report]:
     """The mean of all workers' pairs by an all-reduce of vectors. Replicated.
 
@@ -110,11 +122,11 @@ def add_whole(
     own = units.split(vary_like(own, values)).at[indices].set(values, mode="drop")
     total = step.workers.sum(own.reshape(-1))
     chosen = jnp.sum(indices < units.number, dtype=jnp.int32) * units.size
-    message = (facts_of(choice, step), chosen)
+    message = (facts_of(choice, step), chosen, *errors)
     gathered = step.workers.gather(_codec.pack(message))
-    facts, chosen = _codec.unpack(gathered, message)
+    facts, chosen, *gathered = _codec.unpack(gathered, message)
     sent = jnp.sum(total != 0, dtype=jnp.int32)
-    details = PairsDetails(chosen, sent)
+    details = PairsDetails(chosen, sent, mean_error(gathered))
     density = sent.astype(jnp.float32) / max(step.n, 1)
     demand, threshold, dropped = facts
     return total / step.w, Report(demand, sent, density, threshold, dropped, details)

@@ -20,6 +20,7 @@ from sparsejax.exchanges._pair_sums import (
     no_pairs,
 )
 from sparsejax.exchanges._units import Units
+from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors._narrow import value_code
 
@@ -67,18 +68,22 @@ def pairs(value_bits: Any = None) -> Exchange:
         words = code.encode(own.reshape(-1))
         values = code.decode(words).reshape(own.shape)
         left = (own - values).reshape(-1)
+        errors = () if bits == 32 else told_errors(own, values)
         delivered = units.coordinates(choice.indices)
         if costs_more_than_the_whole(choice.indices.size, words.size, units, step):
-            mean, report = add_whole(choice, values, units, step)
+            mean, report = add_whole(choice, values, units, step, errors)
             return Delivery(mean, delivered, left, report), state
-        indices, facts, received = gather_indices(choice, step, words)
+        indices, facts, received, *errors = gather_indices(choice, step, words, *errors)
         received = jax.vmap(code.decode)(received).reshape(step.w, *own.shape)
-        mean, rest, report = add_pairs(indices, received, facts, units, step, step.w)
+        mean, rest, report = add_pairs(
+            indices, received, facts, units, step, step.w, errors
+        )
         return Delivery(mean, delivered, left + rest, report), state
 
     def whole(layout, worker_count):
         everything = jnp.full((worker_count,), layout.n, jnp.int32)
-        return PairsDetails(everything, jnp.asarray(layout.n, jnp.int32))
+        count = jnp.asarray(layout.n, jnp.int32)
+        return PairsDetails(everything, count, jnp.zeros(()))
 
     return Exchange(
         or_whole(apply, whole, (bits, bits)),

@@ -71,6 +71,11 @@ class Window:
     Attributes:
       start: Int32[w], replicated: the first coordinate that each worker may choose.
       span: static: no worker chooses a coordinate at or beyond `start + span`.
+      usual: static: the code of the indices has the size that suits this span; by
+        default `span`.
+      long: Bool[w], replicated: whether a worker may choose coordinates at or beyond
+        `start + usual`. Its indices take more bits each, so its last slots must be
+        empty: all from `sparsejax.vectors.room(k, usual, span)` on.
 
     Example:
       Four workers, each with a quarter of 100 coordinates:
@@ -80,6 +85,8 @@ class Window:
 
     start: Int[Array, " w"]
     span: int = dataclasses.field(metadata={"static": True})
+    usual: int | None = dataclasses.field(default=None, metadata={"static": True})
+    long: Bool[Array, " w"] | None = None
 
 
 class Choice(NamedTuple):

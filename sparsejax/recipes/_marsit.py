@@ -33,8 +33,10 @@ def marsit(
 
     With the learning rate before `marsit` in the chain, `x + mean(c)` moves by exactly
     `-lr_t mean(g)` in every step. With the rate after `marsit`, as with other recipes,
-    a gradient that waits is multiplied by a later rate. Momentum and Adam before
-    `marsit` need `per_worker`.
+    a gradient that waits is multiplied by a later rate. An optimizer before `marsit`
+    needs `per_worker`, and should have no momentum (`b1=0` in Adam): with momentum a
+    worker's steps point the same way for a while, so compensation piles up, and a full
+    step applies all of it. Momentum wants a period of about 5.
 
     Args:
       period: steps from one full step to the next; 1 is uncompressed training. With
@@ -61,10 +63,10 @@ def marsit(
       >>> tx = optax.chain(optax.scale_by_learning_rate(rate), sparsejax.marsit())
       >>> tx = optax.chain(sparsejax.marsit(), optax.sgd(rate))
 
-      With local momentum before `marsit`:
+      With Adam on each worker, before `marsit`:
 
       >>> tx = optax.chain(
-      ...     sparsejax.per_worker(optax.trace(decay=0.9)),
+      ...     sparsejax.per_worker(optax.scale_by_adam(b1=0.0)),
       ...     optax.scale_by_learning_rate(rate),
       ...     sparsejax.marsit(),
       ... )

@@ -12,12 +12,16 @@ from sparsejax.parts import Choice, Partition, Sparsifier, ThresholdRule, Window
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._reach import room
 from sparsejax.vectors._selection import select_in
 
 # A part that moves may grow to nearly the whole vector. If that is more than this many
 # coordinates, steps in which no part exceeds twice the average size take a branch of
 # their own, with tiles and words for parts of that size.
 _LARGE = 1 << 20
+# The indices of a part take the bits that suit parts up to this many average sizes:
+# with eight workers half of the longest part, for which one bit more is enough.
+_USUAL = 3.9
 
 
 class ExclusiveState(NamedTuple):
@@ -45,6 +49,9 @@ def exclusive(
     The parts cover the vector without overlap and rotate: at step t worker r owns part
     `(t + r) mod w`. So the workers' choices never overlap, and each worker scans about
     n/w coordinates.
+
+    Indices take the bits that suit a part of 3.9 times the average size. A longer part
+    sends less than its quota, a ninth with eight workers, since its indices take more.
 
     If more coordinates qualify than may be sent, coordinates of evenly strided rank are
     sent, so the position of a coordinate never decides whether the coordinate waits.
@@ -102,27 +109,32 @@ def exclusive(
         quota = partitions.quotas(step.index, n, wanted, count)[part]
         span = partition.span(n, count, goal)
         slots = slot_count(capacity, threshold.capacity(goal, n, count), span)
+        usual = min(span, int(_USUAL * -(-n // count)))
+        long = jnp.diff(bounds)[owned] > usual
+        most = jnp.where(long[step.rank], room(slots, usual, span), slots)
+        quota = jnp.minimum(quota, most)
 
         def search(span):
             def count_at(thresholds):
                 return count_in(vector, start, size, thresholds, span=span)
 
             found = threshold.find(state.threshold, part, quota, size, count_at)
-            limit = threshold.limit(quota, slots)
+            limit = jnp.minimum(threshold.limit(quota, slots), most)
             return found, *select_in(
                 vector, start, size, found, limit, span=span, capacity=slots
             )
 
-        usual = 2 * -(-n // count)
-        if span > max(usual, _LARGE):
+        short = 2 * -(-n // count)
+        if span > max(short, _LARGE):
             found, indices, demand = step.workers.cond(
-                jnp.all(jnp.diff(bounds) <= usual),
-                lambda: search(usual),
+                jnp.all(jnp.diff(bounds) <= short),
+                lambda: search(short),
                 lambda: search(span),
             )
         else:
             found, indices, demand = search(span)
-        return Choice(indices, demand, found, Window(bounds[owned], span)), state
+        window = Window(bounds[owned], span, usual, long)
+        return Choice(indices, demand, found, window), state
 
     def adapt(state, report, step):
         n = step.n

@@ -63,7 +63,7 @@ def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
       Journal of the ACM, 1974.
       Fano, "On the number of bits required to implement an associative memory", 1971.
     """
-    low_words = low_bits * _word_count(slots)
+    low_words = _word_count(low_bits * slots)
     high_size = slots + (span >> low_bits)
     order = np.arange(slots, dtype=np.int32)
     shifts = np.arange(low_bits, dtype=np.uint32)[:, None]
@@ -72,18 +72,17 @@ def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
         high = _set_bits((numbers >> low_bits) + order, high_size)
         if not low_bits:
             return high
-        # One row of words for each bit: any width, without shifts across words.
+        # One row for each bit: any width, without shifts across words.
         planes = (numbers.astype(jnp.uint32)[None] >> shifts) & 1
-        planes = jnp.pad(planes > 0, ((0, 0), (0, -slots % _bits.WORD)))
-        return jnp.concatenate([_bits.pack(planes.reshape(-1)), high])
+        return jnp.concatenate([_bits.pack(planes.reshape(-1) > 0), high])
 
     def decode(code):
         position = _bits.positions(code[low_words:], jnp.asarray(order), lambda o: o)
         numbers = (position - order) << low_bits
         if not low_bits:
             return numbers
-        planes = _bits.unpack(code[:low_words], low_words * _bits.WORD)
-        planes = planes.reshape(low_bits, -1)[:, :slots].astype(jnp.uint32)
+        planes = _bits.unpack(code[:low_words], low_bits * slots)
+        planes = planes.reshape(low_bits, slots).astype(jnp.uint32)
         low = jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
         return numbers + low.astype(jnp.int32)
 
@@ -108,53 +107,6 @@ def cheapest(slots: int, span: int) -> IndexCode:
     if slots and span:
         codes += [elias_fano(slots, span, bits) for bits in range(span.bit_length())]
     return min(codes, key=lambda code: code.size)
-
-
-def encode_indices(
-    indices: Int[Array, " k"], start: Int[Array, ""], span: int, n: int
-) -> Shaped[Array, " c"]:
-    """Encodes ascending indices relative to `start`, in as few bytes as they need.
-
-    Args:
-      indices: Int32[k], ascending, in `[start, start + span)`; empty slots hold `n`.
-      start: Int32[], the first possible index.
-      span: static, the number of possible indices.
-      n: static, the number of coordinates.
-
-    Returns:
-      The code [c]; its size and dtype follow from `k` and `span`.
-
-    Example:
-      >>> code = encode_indices(jnp.array([2, 7, 9, 9], jnp.int32), 0, span=9, n=9)
-      >>> print(decode_indices(code[None], jnp.zeros(1, jnp.int32), 9, 9, slots=4))
-      [[2 7 9 9]]
-    """
-    relative = jnp.where(indices < n, indices - start, span)
-    return cheapest(indices.shape[0], span).encode(relative)
-
-
-def decode_indices(
-    codes: Shaped[Array, "w c"], start: Int[Array, " w"], span: int, n: int, slots: int
-) -> Int[Array, "w k"]:
-    """Decodes every worker's indices.
-
-    Args:
-      codes: the gathered codes [w, c] of `encode_indices`.
-      start: Int32[w], every worker's first possible index.
-      span: static, the number of possible indices.
-      n: static, the number of coordinates.
-      slots: static, the number `k` of encoded indices.
-
-    Returns:
-      Int32[w, k]; empty slots hold `n`.
-
-    Example:
-      >>> code = encode_indices(jnp.array([2, 9], jnp.int32), 0, span=9, n=9)
-      >>> print(decode_indices(code[None], jnp.zeros(1, jnp.int32), 9, 9, slots=2))
-      [[2 9]]
-    """
-    relative = jax.vmap(cheapest(slots, span).decode)(codes)
-    return jnp.where(relative < span, relative + start[:, None], n)
 
 
 def _word_count(bits: int) -> int:

@@ -16,6 +16,7 @@ import pytest
 import sparsejax
 from sparsejax import exchanges, memories, partitions, sparsifiers, thresholds
 from sparsejax.sparsifiers import _exclusive
+from sparsejax.vectors import room
 from tests.harness import OPTIMIZED, mesh_of
 from tests.reference import FIRST_STEPS, STEPS, Global, gradient_stream
 
@@ -137,7 +138,9 @@ def test_default_rule_meets_the_density(name, stream, every):
     target = int(0.01 * STREAMS[stream][0])
     reports = [step["report"] for step in runs[name].steps]
     errors = np.array([abs(int(r.sent) / target - 1) for r in reports[1:]])
-    assert errors.mean() <= 0.01
+    # In the first steps a part is so long that its indices take more bits, and it sends
+    # a ninth less than its quota.
+    assert errors.mean() <= (0.01 if every else 0.015)
     assert errors.max() <= 0.05
     if stream == "w4" and every:
         assert ideal == pytest.approx(13209, rel=1e-3)
@@ -240,3 +243,39 @@ def test_large_parts_are_searched_as_usual_ones(monkeypatch):
     cuts = np.stack([state.sparsifier.partition.cuts for _, state in other])
     largest = np.diff(cuts, axis=1).max(axis=1) / cuts[0, -1]
     assert largest.min() <= 2 / workers < largest.max()
+
+
+def test_a_long_part_sends_the_largest_that_fit():
+    """Its indices take more bits, so it sends fewer; the others send their quotas."""
+    n, workers, short, quota = 4000, 8, 100, 50
+    bounds = np.append(np.arange(workers) * short, n).astype(np.int32)
+    moved = partitions.even()._replace(
+        bounds=lambda state, n, count, target: jnp.asarray(bounds),
+        span=lambda n, count, target: n - (count - 1) * short,
+    )
+    chooser = sparsifiers.exclusive(
+        0.1, partition=moved, threshold=thresholds.quota(slack=0.0)
+    )
+    tx = sparsejax.sparsify(
+        chooser, exchange=exchanges.union(), memory=memories.error_feedback()
+    )
+    simulated = sparsejax.simulate(tx, workers=workers)
+    state, update = simulated.init(jnp.zeros(n)), jax.jit(simulated.update)
+    total, sent = np.zeros(n), np.zeros(n)
+    fits = room(
+        quota, int(_exclusive._USUAL * n / workers), int(bounds[-1] - bounds[-2])
+    )
+    assert quota // 2 < fits < quota
+    for t in range(2 * workers):
+        drawn = jax.random.normal(jax.random.key(t), (workers, n))
+        residual = np.asarray(state.memory.per_worker)
+        updates, state = update(drawn, state)
+        total, sent = total + np.mean(drawn, axis=0), sent + np.asarray(updates)
+        for r in range(workers):
+            part = (t + r) % workers
+            own = np.asarray(residual[r] + drawn[r])[bounds[part] : bounds[part + 1]]
+            here = np.flatnonzero(updates[bounds[part] : bounds[part + 1]])
+            most = fits if part == workers - 1 else quota
+            np.testing.assert_array_equal(here, np.sort(np.argsort(-abs(own))[:most]))
+    left = np.mean(state.memory.per_worker, axis=0)
+    np.testing.assert_allclose(sent + left, total, atol=1e-5)

@@ -105,9 +105,13 @@ _DILOCO = {"outer": optax.sgd(0.7, momentum=0.9, nesterov=True)}
 _LOCO = 64 / 4096  # the density of SparseLoCo, with two bits a value
 _EXCLUSIVE = ("exdyna", "micro", "cltk", "deft")
 _PAIRS = ("topk", "chunked_topk", "sidco")
-# Bits of equal size have no gradient's magnitude, and momentum behind them adds noise:
-# as published, the optimizer runs before the exchange, on each worker.
-_MARSIT = Method("marsit", "marsit", before=True, factors=(1.0, 0.25))
+# Bits of equal size have no gradient's magnitude: as published, the optimizer runs
+# before the exchange, on each worker. With momentum a worker's steps would point the
+# same way for a while, and compensation pile up until a full step applies all of it.
+# Without, SGD wants a higher rate: momentum adds up ten gradients.
+_MARSIT = Method(
+    "marsit", "marsit", momentum=0.0, before=True, factors=(0.25, 1.0, 4.0)
+)
 
 _DEFAULT = (
     Method("dense", "dense"),
