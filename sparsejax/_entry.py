@@ -153,7 +153,7 @@ def _check_branches(workers: Workers) -> None:
 def _check_agreed(extra_args: dict[str, Any], workers: Workers) -> None:
     """Raises ValueError if the loss in the extra arguments differs between workers."""
     value = extra_args.get("value")
-    if isinstance(value, jax.Array) and workers.typed() and workers.is_local(value):
+    if isinstance(value, jax.Array) and varying_axes(value) & set(workers.axes):
         raise ValueError(
             f"update: `value` differs between workers, but transformations behind the "
             f"recipe, such as `optax.contrib.reduce_on_plateau`, have to decide alike: "

@@ -37,15 +37,17 @@ def _run(*arguments):
     )
 
 
-def _check(file, workers):
+def _check(file, workers, more=()):
     rows = json.loads(file.read_text())["rows"]
-    assert [row["recipe"] for row in rows] == ["dense", "micro"]
+    assert [row["recipe"] for row in rows] == ["dense", "micro", *more]
     for row in rows:
         assert set(row) == KEYS
         assert row["workers"] == workers
         assert row["n"] == 20_000
         assert row["ms_median"] > 0
-    dense, micro = rows
+    dense, micro, *narrow = rows
+    for row in narrow:
+        assert row["bytes_per_step"] < micro["bytes_per_step"]
     assert dense["speedup_vs_dense"] == 1
     assert micro["speedup_vs_dense"] == dense["ms_median"] / micro["ms_median"]
     assert micro["density"] == pytest.approx(0.01)
@@ -63,15 +65,18 @@ def test_local_devices(tmp_path):
         "2",
         "--repeats",
         "2",
+        "--value-bits",
+        "32,8",
         "--json",
     ]
     done = _run(*options, str(file))
     assert done.returncode == 0, done.stderr
     assert "2 workers in 1 processes" in done.stdout
     assert "\nHere " in done.stdout
-    _check(file, workers=2)
+    _check(file, workers=2, more=["micro 8 bits"])
 
 
+@pytest.mark.second_tier
 def test_scale_needs_no_preparation(tmp_path):
     """The command makes devices for the largest number of workers."""
     file = tmp_path / "rows.json"

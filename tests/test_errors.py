@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
@@ -301,6 +302,24 @@ def test_decisions_that_differ_between_workers(step, message):
     else:
         with pytest.raises(ValueError, match=message):
             traced()
+
+
+def test_a_loss_that_was_averaged_over_one_of_two_axes():
+    axes = ("host", "device")
+    tx = optax.chain(sparsejax.dense(axis_name=axes), optax.sgd(0.1))
+    kinds = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), axes, devices=jax.devices()[:4], axis_types=kinds)
+    state = sparsejax.init(tx, jnp.zeros(4), mesh)
+    specs = sparsejax.state_specs(state, axes)
+
+    def step(g, s):
+        return tx.update(g[0], s, value=jax.lax.pmean(g[0, 0], "device"))
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(axes), specs), out_specs=(P(), specs)
+    )
+    with pytest.raises(ValueError, match=r"value=jax\.lax\.pmean\(loss"):
+        jax.eval_shape(mapped, jnp.zeros((4, 4)), state)
 
 
 def test_differentiated_arguments_go_by_position():

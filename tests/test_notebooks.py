@@ -19,8 +19,14 @@ TIMEOUT = 600
 # Notebooks run one after the other: each keeps both cores busy.
 pytestmark = pytest.mark.xdist_group("notebooks")
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# They train for a minute, or compile for one.
-LONG = ("02_choosing_a_sparsifier", "03_sparse_embeddings", "04_scaling")
+# They train for a minute, or compile for half a minute.
+LONG = (
+    "01_quickstart",
+    "02_choosing_a_sparsifier",
+    "03_sparse_embeddings",
+    "04_scaling",
+    "06_local_steps",
+)
 
 
 def execute(notebook, directory, **variables):

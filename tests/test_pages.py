@@ -89,7 +89,7 @@ def program(page):
 
 
 # They compile for half a minute.
-LONG = ("flax", "optax", "sharded_models")
+LONG = ("flax", "local_steps", "optax", "overlap", "sharded_models")
 
 
 @pytest.mark.parametrize("page", [row_of(page, LONG) for page in PROGRAMS])

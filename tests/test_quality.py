@@ -62,7 +62,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param("images", marks=pytest.mark.second_tier), "text", "ratings"]
+)
 def test_a_small_version_of_each_task(name, tmp_path, monkeypatch, capsys):
     module = types.SimpleNamespace(load=lambda: None, make_task=lambda _: SMALL[name]())
     monkeypatch.setitem(quality.TASKS, name, module)

@@ -62,6 +62,7 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     assert resumed["steps_of_state"] == STEPS
 
 
+@pytest.mark.second_tier
 def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
     """The whole job dies, and continues from the checkpoint on disk."""
     expected, _ = uninterrupted
@@ -82,6 +83,7 @@ def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
     )
 
 
+@pytest.mark.second_tier
 def test_rounds_are_killed_and_resumed(tmp_path):
     """In two processes, in the middle of a schedule, with messages on their way."""
     two = {"processes": 2, "devices": 1}

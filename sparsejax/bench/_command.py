@@ -73,7 +73,14 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
         from sparsejax.bench import _sync
 
         recipes = ["dense", *(r for r in options.recipe if r != "dense")]
-        rows = _sync.measure(recipes, mesh, options.n, options.density, options.repeats)
+        rows = _sync.measure(
+            recipes,
+            mesh,
+            options.n,
+            options.density,
+            options.repeats,
+            options.value_bits,
+        )
         return _against("dense", rows)
     if options.mode == "train":
         from sparsejax.bench import _train
@@ -166,6 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--n", type=int, default=4_000_000, help="coordinates; default: %(default)s")
     add("--density", type=float, default=0.01, help="default: %(default)s")
     add("--repeats", type=int, default=10, help="timed rounds; default: %(default)s")
+    add(
+        "--value-bits",
+        type=lambda text: [int(bits) for bits in text.split(",")],
+        default="32",
+        metavar="A,B",
+        help="sync: bits of a value, of 32, 16, 8, 4, 2 and 1; default: %(default)s",
+    )
     add(
         "--delayed",
         action="store_true",

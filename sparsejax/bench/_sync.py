@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sparsejax
 from sparsejax.bench._timing import SETTLED, interleaved_medians
-from sparsejax.examples._training import RECIPES
+from sparsejax.recipes._table import TABLE
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
@@ -26,9 +28,16 @@ def measure(
     n: int,
     density: float,
     repeats: int,
+    widths: Sequence[int] = (32,),
 ) -> list[dict[str, Any]]:
-    """One row per recipe: median times, and the bytes of a usual step."""
-    runs = {name: _Exchange(name, mesh, n, density) for name in recipes}
+    """One row per recipe and width: median times, and the bytes of a usual step."""
+    runs = {}
+    for name in recipes:
+        row = TABLE[name]
+        for bits in widths if row.has_widths else (32,):
+            label = name if bits == 32 else f"{name} {bits} bits"
+            more = {"value_bits": bits} if row.has_widths else {}
+            runs[label] = _Exchange(row.build(density, **more), mesh, n)
 
     def prepare(name, turn):
         runs[name].draw(turn)
@@ -55,8 +64,9 @@ def measure(
 class _Exchange:
     """One recipe's compiled exchange, its state, and the gradients of the next step."""
 
-    def __init__(self, name: str, mesh: jax.sharding.Mesh, n: int, density: float):
-        tx = RECIPES[name].build(density)
+    def __init__(
+        self, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh, n: int
+    ):
         shape = jax.ShapeDtypeStruct((n,), jnp.float32)
         self.bytes_per_step = round(
             sparsejax.wire_bytes(tx, shape, workers=mesh.size).least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -41,10 +42,15 @@ class Row:
     memory: bool = True
     loses: bool = False
 
-    def build(self, density: float) -> optax.GradientTransformation:
+    @property
+    def has_widths(self) -> bool:
+        """Whether the recipe sends values, in `value_bits` each."""
+        return "value_bits" in inspect.signature(self.recipe).parameters
+
+    def build(self, density: float, **more: Any) -> optax.GradientTransformation:
         """The recipe at `density`, as training runs use it."""
         given = {} if self.density is None else {self.density: density}
-        tx = self.recipe(**self.arguments, **given)
+        tx = self.recipe(**self.arguments, **given, **more)
         return tx if self.after is None else optax.chain(tx, self.after)
 
 

@@ -15,6 +15,7 @@ from sparsejax.vectors import _bits
 from tests.harness import mesh_of, trainer
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(4003,), (405, 6)], ids=["coordinates", "rows"])
 def test_bytes_equal_the_formula(workers, shape):
