@@ -36,7 +36,9 @@ def marsit(
     a gradient that waits is multiplied by a later rate. An optimizer before `marsit`
     needs `per_worker`, and should have no momentum (`b1=0` in Adam): with momentum a
     worker's steps point the same way for a while, so compensation piles up, and a full
-    step applies all of it. Momentum wants a period of about 5.
+    step applies all of it. Momentum wants a period of about 5. Leaves whose gradients
+    differ in size train better with a `marsit` each, in `optax.partition`, at the price
+    of a ring for each.
 
     Args:
       period: steps from one full step to the next; 1 is uncompressed training. With
