@@ -48,6 +48,8 @@ _LONG = (
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
 # Of the rows of a test that is marked `sampled`, the first tier has one of so many.
 _SAMPLED = 8
+# The rows of the second tier come in so many slices, of which CI runs one a commit.
+SLICES = 8
 # For tests/test_tiers.py: the rows of each test, and those of the first tier.
 TIERS = pytest.StashKey[list]()
 
@@ -55,8 +57,9 @@ TIERS = pytest.StashKey[list]()
 def pytest_addoption(parser):
     parser.addoption(
         "--rows",
-        choices=("few", "every"),
-        help="by default few when all tests run, and every row of tests that are named",
+        choices=("few", "every", *(f"few+{k}" for k in range(SLICES))),
+        help="by default few when all tests run, and every row of tests that are named; "
+        f"few+K adds a slice of the others, K of {SLICES}",
     )
 
 
@@ -69,8 +72,8 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def every(request):
-    """Whether every row runs. Long runs then take all of their steps."""
-    return request.config.getoption("rows") == "every"
+    """Whether long runs take all of their steps: with every row, and in one slice."""
+    return request.config.getoption("rows") in ("every", "few+0")
 
 
 def _first_tier(rows):
@@ -111,8 +114,12 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out the second tier, and groups the tests by process."""
     tests = [list(rows) for _, rows in itertools.groupby(items, _test)]
     config.stash[TIERS] = tiers = [(rows, _first_tier(rows)) for rows in tests]
-    if config.getoption("rows") == "few":
+    taken = config.getoption("rows")
+    if taken != "every":
         kept = {row for _, few in tiers for row in few}
+        if taken != "few":
+            later = [row for row in items if row not in kept]
+            kept.update(later[int(taken.removeprefix("few+")) :: SLICES])
         config.hook.pytest_deselected(items=[row for row in items if row not in kept])
         items[:] = [row for row in items if row in kept]
     # The tests of a file share what they compile, so they stay in one process.

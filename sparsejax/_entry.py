@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from sparsejax._checks import as_present, path_name
 from sparsejax._layout import Layout, check_leaves
 from sparsejax._nesting import calling_frames, refuse_wrappers
-from sparsejax._workers import Workers, sharded_axes, varying_axes
+from sparsejax._workers import Workers, settle_axes, sharded_axes, varying_axes
 from sparsejax.parts import Exchange
 from sparsejax.placement._markers import drop_worker_axis
 
@@ -38,8 +38,11 @@ def enter(
     workers: Workers,
     first: Callable[[Layout, int], Any],
     extra_args: dict[str, Any],
-) -> tuple[Layout, Any]:
-    """The layout of the gradients and this worker's state, without its leading axis.
+) -> tuple[Layout, Any, Any]:
+    """The layout of the gradients, they, and this worker's state.
+
+    The gradients are typed as equal along axes of one device, and the state is without
+    its leading axis.
 
     The axis is bound here: `two_views` has seen to that.
 
@@ -54,8 +57,11 @@ def enter(
     layout = Layout.of(updates)
     _check_made(state, jax.eval_shape(lambda: first(layout, workers.count())))
     _check_whole("update", updates, workers)
-    _check_local(updates, workers, state)
-    return layout, drop_worker_axis(state, workers)
+    if workers.typed():
+        known = frozenset(workers.axes) | varying_axes(state.step)
+        updates = settle_axes(updates, known)
+        _check_local(updates, workers, known)
+    return layout, updates, drop_worker_axis(state, workers)
 
 
 def present_of(extra_args: dict[str, Any], exchange: Exchange) -> Any:
@@ -161,10 +167,8 @@ def _check_agreed(extra_args: dict[str, Any], workers: Workers) -> None:
         )
 
 
-def _check_local(updates: Any, workers: Workers, state: Any) -> None:
+def _check_local(updates: Any, workers: Workers, known: frozenset[str]) -> None:
     """Raises ValueError for gradients that vary over too few axes, or too many."""
-    if not workers.typed():
-        return
     leaves = jax.tree_util.tree_leaves_with_path(updates)
     reduced = [
         f"`{path_name(path)}`" for path, leaf in leaves if not workers.is_local(leaf)
@@ -178,7 +182,6 @@ def _check_local(updates: Any, workers: Workers, state: Any) -> None:
             f"`sparsejax.value_and_grad`, or with respect to "
             f"`sparsejax.localize(params)`, and do not `pmean` the gradients."
         )
-    known = set(workers.axes) | varying_axes(state.step)
     for path, leaf in leaves:
         more = sorted(varying_axes(leaf) - known)
         if more:

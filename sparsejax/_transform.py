@@ -169,7 +169,8 @@ def sparsify(
 
     def update(updates, state, params=None, **extra_args):
         del params
-        layout, local = _entry.enter(updates, state, workers, first, extra_args)
+        entered = _entry.enter(updates, state, workers, first, extra_args)
+        layout, updates, local = entered
         if layout.dtype == jnp.float64 and not parts.wide:
             _entry.refuse_wide(layout)
         gradient = Gradient.of(updates, layout, state.memory.per_worker)

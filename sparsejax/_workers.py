@@ -57,6 +57,21 @@ def vary_like(x: Any, reference: Any) -> Any:
     return _cast_to_varying(x, varying_axes(reference))
 
 
+def settle_axes(tree: Any, known: frozenset[str]) -> Any:
+    """Types every leaf as equal along axes of one device, save those that are `known`.
+
+    Nothing differs along such an axis, but a specification may name it, so that one
+    configuration serves all meshes.
+    """
+
+    def settle(leaf):
+        more = sorted(varying_axes(leaf) - known)
+        axes = tuple(axis for axis in more if jax.lax.axis_size(axis) == 1)
+        return jax.lax.psum(leaf, axes) if axes else leaf
+
+    return jax.tree.map(settle, tree)
+
+
 def _cast_to_varying(tree: Any, axes: frozenset[str]) -> Any:
     def cast(leaf):
         missing = axes - varying_axes(leaf)

@@ -112,6 +112,19 @@ def test_manual_model_axis(kind, nonfinite):
     assert_close(params, _manual_reference())
 
 
+def test_a_manual_axis_of_one_device_shards_nothing():
+    """Specifications may name it, without `per_shard` and with types."""
+    mesh = make_mesh((4, 1), ("data", "model"), devices=jax.devices()[:4])
+    tx = make_tx("data")
+    state = sparsejax.init(tx, _sharded(mesh), mesh)
+    specs = sparsejax.state_specs(state)
+    step = _model_step(tx)
+    params, state = train(
+        step, mesh, _sharded(mesh), state, specs, "data", param_specs=PARAM_SPECS
+    )
+    assert_close(params, reference(make_tx("data"), 4)[0])
+
+
 def _manual_reference():
     """Two simulated groups of four, one for each half of the model."""
     tx = optax.chain(sparsejax.exdyna(0.1), optax.sgd(0.5, momentum=0.9))

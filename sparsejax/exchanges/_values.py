@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Widths = tuple[int, int]
 FULL: Widths = (32, 32)
 
-# Shorter lists do not tell their rounding errors, whose two bytes they would feel.
+# A shorter list does not tell its rounding error: two bytes are much of its message.
 _TELLING = 64
 
 
