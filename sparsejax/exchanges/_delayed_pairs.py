@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.exchanges._indices import facts_of
+from sparsejax.exchanges._late import slots_of, with_indices
 from sparsejax.exchanges._pair_sums import add_pairs, no_pairs
 from sparsejax.exchanges._units import Units
 from sparsejax.exchanges._values import told_errors
-from sparsejax.parts import Choice, Delivery, Exchange, Report, Sparsifier, Step
+from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
 from sparsejax.placement._markers import PerWorker
 from sparsejax.vectors import _codec, _reach
 from sparsejax.vectors._narrow import value_code
@@ -21,7 +21,6 @@ from sparsejax.vectors._narrow import value_code
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
 
-    from sparsejax._layout import Layout
     from sparsejax._workers import Workers
 
 
@@ -75,22 +74,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
       workers: the workers' axis.
     """
 
-    @functools.cache
-    def units_and_slots(layout: Layout, worker_count: int) -> tuple[Units, int]:
-        """Of a choice, whose shapes a trace of the sparsifier tells."""
-        step = Step(jnp.zeros((), jnp.int32), workers, layout, sparsifier.support)
-        found = []
-
-        def choose():
-            state = sparsifier.init(layout, worker_count)
-            vector = workers.localize(jnp.zeros((layout.n,), jnp.float32))
-            choice, _ = sparsifier.select(vector, state, step)
-            choice = _with_indices(choice, layout.n)
-            found.append((Units.of(choice, layout.n), choice.indices.size))
-            return choice.indices
-
-        workers.eval_bound(choose, worker_count)
-        return found[0]
+    units_and_slots = slots_of(sparsifier, workers)
 
     def flight(units, indices, own, facts, here):
         """What is sent, and the values that arrive."""
@@ -135,7 +119,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         return vector, _Arrived(mean, report._replace(details=details))
 
     def apply(vector, choice, arrived, step):
-        choice = _with_indices(choice, step.n)
+        choice = with_indices(choice, step.n)
         units = Units.of(choice, step.n)
         here = jnp.asarray(True if step.present is None else step.present)
         if step.present is not None:  # Zeros of the whole vector are no choice.
@@ -161,10 +145,3 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         receive=receive,
         lag=1,
     )
-
-
-def _with_indices(choice: Choice, n: int) -> Any:
-    """The choice of the whole vector by its indices; others as they are."""
-    if choice.indices is not None:
-        return choice
-    return choice._replace(indices=jnp.arange(n, dtype=jnp.int32), row_size=1)

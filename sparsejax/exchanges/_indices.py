@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from sparsejax import _xla
+from sparsejax import _xla, partitions
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._units import Units, indices_of
 from sparsejax.parts import Choice, Step, Window
@@ -60,6 +60,20 @@ def gather_indices(
         codes, start, span, units, indices.shape[0], usual=usual, long=long
     )
     return indices, facts, *others
+
+
+def histogram_of(
+    indices: Int[Array, " m"], n: int, worker_count: int
+) -> Int[Array, " B"]:
+    """The number of `indices` in each of the equal blocks of `partitions.blocks`."""
+    count, size = partitions.blocks(n, worker_count)
+    blocks = jnp.where(indices < n, indices // size, count)
+    return jnp.zeros((count,), jnp.int32).at[blocks].add(1, mode="drop")
+
+
+def no_histogram(n: int, worker_count: int) -> Int[Array, " B"]:
+    """The histogram of a step in which nothing was delivered."""
+    return jnp.zeros((partitions.blocks(n, worker_count)[0],), jnp.int32)
 
 
 def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, " m"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 
 from sparsejax._checks import check_value_bits
 from sparsejax._report import sparse_report
+from sparsejax.exchanges._delayed_union import delayed_union
 from sparsejax.exchanges._dense import or_whole
 from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import deliver_at
+from sparsejax.exchanges._values import FULL, deliver_at
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors import _codec, _reach
 
@@ -91,7 +93,14 @@ def leader(value_bits: Any = None) -> Exchange:
         del layout, worker_count
         return LeaderDetails(jnp.zeros(()))
 
-    return Exchange(or_whole(apply, exact, widths), _ACCEPTED, "leader", details=exact)
+    later = functools.partial(delayed_union, name="leader", leading=True)
+    return Exchange(
+        or_whole(apply, exact, widths),
+        _ACCEPTED,
+        "leader",
+        details=exact,
+        later=later if widths == FULL else None,
+    )
 
 
 def _widen(words: UInt[Array, " m"]) -> UInt32[Array, " half"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,10 +10,17 @@ import jax.numpy as jnp
 from sparsejax import _xla, partitions
 from sparsejax._checks import check_value_bits
 from sparsejax._report import sparse_report
+from sparsejax.exchanges._delayed_union import delayed_union
 from sparsejax.exchanges._dense import EVERY_SUPPORT, or_whole
-from sparsejax.exchanges._indices import gather_facts, gather_indices, united
+from sparsejax.exchanges._indices import (
+    gather_facts,
+    gather_indices,
+    histogram_of,
+    no_histogram,
+    united,
+)
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import deliver_at
+from sparsejax.exchanges._values import FULL, deliver_at
 from sparsejax.parts import Delivery, Exchange
 
 if TYPE_CHECKING:
@@ -68,6 +76,7 @@ def union(value_bits: Any = None) -> Exchange:
       ... )
     """
     widths = check_value_bits(value_bits)
+    full = widths == FULL
 
     def apply(vector, choice, state, step):
         units = Units.of(choice, step.n)
@@ -81,13 +90,12 @@ def union(value_bits: Any = None) -> Exchange:
             indices, facts = gather_indices(choice, step)
             indices = united(indices, units, step)
         update, left, rounding = deliver_at(vector, indices, step, widths)
-        details = UnionDetails(_histogram(indices, step.n, step.w), rounding)
+        details = UnionDetails(histogram_of(indices, step.n, step.w), rounding)
         report = sparse_report(indices, step.n, facts, details)
         return Delivery(update, indices, left, report), state
 
     def details(layout, worker_count):
-        size = partitions.blocks(layout.n, worker_count)[0]
-        return UnionDetails(jnp.zeros((size,), jnp.int32), jnp.zeros(()))
+        return UnionDetails(no_histogram(layout.n, worker_count), jnp.zeros(()))
 
     def whole(layout, worker_count):
         return UnionDetails(_block_sizes(layout.n, worker_count), jnp.zeros(()))
@@ -98,15 +106,8 @@ def union(value_bits: Any = None) -> Exchange:
         "union",
         details=details,
         tells=frozenset({"histogram"}),
+        later=functools.partial(delayed_union, name="union") if full else None,
     )
-
-
-def _histogram(
-    indices: Int[Array, " m"], n: int, worker_count: int
-) -> Int[Array, " B"]:
-    count, size = partitions.blocks(n, worker_count)
-    blocks = jnp.where(indices < n, indices // size, count)
-    return jnp.zeros((count,), jnp.int32).at[blocks].add(1, mode="drop")
 
 
 def _block_sizes(n: int, worker_count: int) -> Int[Array, " B"]:

@@ -12,23 +12,29 @@ def delayed(
 ) -> SparsifyTransformation:
     """The same method, whose exchange hides behind the computation of the next step.
 
-    Each worker selects and encodes its values in step t, and the message travels in
-    step t + 1: its bytes lie in the state when that step begins, so that the exchange
-    can start before the backward pass and end behind it. The update of a step is the
-    mean of the choices of the step before, and the first one is zero. Values leave the
-    residual when they are chosen, so that nothing is sent twice, and the sum of
+    Each step sends one message, whose bytes lie in the state when the step begins, so
+    that the exchange can start before the backward pass and end behind it. The sum of
     updates, of what is on its way and of the mean residual is that of mean gradients.
 
-    With `sparsejax.rounds` the exchange is one round late.
+    - Pairs arrive one step late: values leave the residual when they are chosen, and
+      the update of a step is the mean of the choices of the step before.
+    - Values at common coordinates (`exdyna`, `micro`, `deft`, `cltk`) arrive two steps
+      late: first the indices travel, and then, beside the indices of the next step, the
+      values, which leave the residual when all workers know the indices. One
+      all-reduce carries both, and so takes more bytes than the two messages without
+      delay: half as many again at 1 %.
+
+    With `sparsejax.rounds` the exchange is as many rounds late.
 
     At the end of a training one update with nobody present delivers what is on its way:
     `tx.update(gradients, state, params, present=jnp.zeros(workers, bool))`, whose
     gradients do not matter. `sparsejax.resize_workers` returns it to the residuals.
 
     Args:
-      tx: of a recipe, or of `sparsejax.sparsify`, through `pairs`, such as
-        `sparsejax.topk(0.01)` or `sparsejax.sparseloco()`. Transformations around a
-        recipe stay around the delayed one.
+      tx: of a recipe, or of `sparsejax.sparsify`, through `pairs`, or in 32 bits
+        through `union` or `leader`: such as `sparsejax.topk(0.01)` or
+        `sparsejax.exdyna(0.01)`. Transformations around a recipe stay around the
+        delayed one.
       steps: the delay, as a check: that of the exchange, or `None`.
 
     Returns:
@@ -63,15 +69,15 @@ def delayed(
     parts = tx.parts
     if parts.exchange.later is None:
         raise ValueError(
-            f"delayed: `{parts.exchange.name}` has no late form: its second message "
-            f"depends on the first one, so that one of both waits for the other. Use a "
-            f"method that sends pairs, such as `sparsejax.topk(0.01)`, or "
-            f"`exchange=sparsejax.exchanges.pairs()`."
+            f"delayed: `{parts.exchange.name}` has no late form. Methods that send "
+            f"pairs have one, such as `sparsejax.topk(0.01)`, and methods that average "
+            f"at common coordinates in 32 bits, such as `sparsejax.exdyna(0.01)`."
         )
     exchange = parts.exchange.later(parts.sparsifier, parts.workers)
     if steps not in (None, exchange.lag):
         raise ValueError(
             f"steps: got {steps}, but `{parts.exchange.name}` delivers "
-            f"{exchange.lag} step late. Leave `steps` out."
+            f"{exchange.lag} {'step' if exchange.lag == 1 else 'steps'} late. Leave "
+            f"`steps` out."
         )
     return tx.through(exchange)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsejax._transform import SparsifyState
 from sparsejax.exchanges._delayed_pairs import InFlight
+from sparsejax.exchanges._delayed_union import Announced
 from sparsejax.placement._markers import PerWorker
 
 
@@ -26,30 +27,49 @@ def returned(state: Any, fresh: Any, fetch: Callable[[Any], np.ndarray]) -> Any:
         return isinstance(node, SparsifyState)
 
     def back(old, new):
-        if not (is_state(old) and isinstance(old.exchange, InFlight)):
+        if not (is_state(old) and isinstance(old.exchange, (InFlight, Announced))):
             return old
-        flight = old.exchange
-        memory = _add(*jax.tree.map(fetch, (old.memory, flight)))
-        first = jax.tree.map(lambda x: fetch(x)[:1], new.exchange)
-        empty = jax.tree.map(_rows_like, first, flight)
+        flight = jax.tree.map(fetch, old.exchange)
+        memory = _add(jax.tree.map(fetch, old.memory), *_waiting(flight))
+        workers = len(flight.message.per_worker)
+        empty = jax.tree.map(
+            lambda new: _rows(new, workers, fetch),
+            new.exchange,
+            is_leaf=lambda node: isinstance(node, PerWorker),
+        )
         return old._replace(memory=memory, exchange=empty)
 
     return jax.tree.map(back, state, fresh, is_leaf=is_state)
 
 
-def _add(memory: PerWorker, flight: InFlight) -> PerWorker:
-    """The residuals [w, n] with the values of `flight` [w, k] added."""
+def _waiting(flight: InFlight | Announced) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates and values [w, k] of all workers' messages."""
+    if isinstance(flight, InFlight):
+        return flight.coordinates.per_worker, flight.values.per_worker
+    message, places = flight.message.per_worker, flight.coordinates
+    shape = (len(message), places.size)
+    return np.broadcast_to(places[None], shape), message[:, : places.size]
+
+
+def _add(memory: PerWorker, places: np.ndarray, values: np.ndarray) -> PerWorker:
+    """The residuals [w, n] with `values` [w, k] added at `places` [w, k]."""
     leaves, treedef = jax.tree.flatten(memory)
     if not leaves:  # Without a memory nothing is kept.
         return memory
     first = np.array(leaves[0])
-    places_and_values = (flight.coordinates.per_worker, flight.values.per_worker)
-    for row, places, added in zip(first, *places_and_values, strict=True):
-        inside = places < row.size
-        row[places[inside]] += added[inside]
+    for row, at, added in zip(first, places, values, strict=True):
+        inside = at < row.size
+        row[at[inside]] += added[inside]
     return jax.tree.unflatten(treedef, [first, *leaves[1:]])
 
 
-def _rows_like(row: np.ndarray, old: Any) -> np.ndarray:
-    """`row` [1, ...] as many times as `old` has rows."""
-    return np.broadcast_to(row, (np.shape(old)[0], *row.shape[1:]))
+def _rows(new: Any, workers: int, fetch: Callable[[Any], np.ndarray]) -> Any:
+    """The first row of a leaf per worker, `workers` times; other leaves as they are."""
+    if not isinstance(new, PerWorker):
+        return fetch(new)
+
+    def repeat(leaf):
+        row = fetch(leaf)[:1]
+        return np.broadcast_to(row, (workers, *row.shape[1:]))
+
+    return jax.tree.map(repeat, new)

@@ -1,0 +1,191 @@
+"""`union` and `leader`, two steps late: in one message that lies in the state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax import _xla
+from sparsejax._report import sparse_report, zero_report
+from sparsejax.exchanges._dense import EVERY_SUPPORT
+from sparsejax.exchanges._indices import facts_of, histogram_of, no_histogram, united
+from sparsejax.exchanges._late import slots_of, with_indices
+from sparsejax.exchanges._units import Units
+from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
+from sparsejax.parts._absence import without_gaps
+from sparsejax.placement._markers import PerWorker
+from sparsejax.vectors import _codec, _reach
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int
+
+    from sparsejax._workers import Workers
+
+
+class Announced(NamedTuple):
+    """What is between the step that chose coordinates and the step that delivers them.
+
+    Replicated, except for what is marked `PerWorker`.
+
+    Attributes:
+      message: PerWorker, Float32[M]: as the next step sums it. First this worker's
+        values at `coordinates`, which are in no residual any more, then the indices and
+        the facts of the last step.
+      coordinates: Int32[m]: of the values; empty slots hold `n`.
+      demand: Int32[w], threshold: Float32[w], dropped: Bool[w]: of the step that chose
+        the coordinates.
+    """
+
+    message: PerWorker
+    coordinates: Int[Array, " m"]
+    demand: Int[Array, " w"]
+    threshold: Float[Array, " w"]
+    dropped: Bool[Array, " w"]
+
+
+class LateDetails(NamedTuple):
+    """`Report.details` of `union` and `leader` two steps late. Replicated.
+
+    Attributes:
+      histogram: see `UnionDetails`.
+      present: Bool[w], the workers whose values were averaged.
+    """
+
+    histogram: Int[Array, " B"]
+    present: Bool[Array, " w"]
+
+
+class _Arrived(NamedTuple):
+    """The mean and report of last step's values, and the coordinates of the next."""
+
+    mean: Float[Array, " n"]
+    report: Report
+    own: Float[Array, " m"]
+    left: Float[Array, " m"]
+    following: Any  # the next `Announced`, without its message
+
+
+def delayed_union(
+    sparsifier: Sparsifier, workers: Workers, *, name: str, leading: bool = False
+) -> Exchange:
+    """`union` or `leader`, whose choice of step t is delivered in step t + 2.
+
+    The message of step t + 1 carries the indices that were chosen in step t, and the
+    values at those of step t - 1, which all workers know by then. It is one all-reduce:
+    values are summed, and every worker adds zeros where others write their indices, 16
+    bits to a number. Its operand lies in the state, so that a compiler can start the
+    exchange before the backward pass and end it behind. Values leave the residual when
+    the indices of all workers are known.
+
+    Args:
+      sparsifier: whose choices are sent; its slots fix the size of the state.
+      workers: the workers' axis.
+      name: of the exchange.
+      leading: whether only worker `step mod w` chooses.
+    """
+    units_and_slots = slots_of(sparsifier, workers)
+
+    def sizes(layout, count):
+        """Static: `(units, slots, places, like)`; `like` is what a worker tells."""
+        units, slots = units_and_slots(layout, count)
+        indices = jnp.full((slots,), units.number, jnp.int32)
+        code = _reach.encode_indices(indices, 0, units.number, units.number)
+        none = jnp.zeros((), jnp.bool_)
+        facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), none, none)
+        return units, slots, 1 if leading else count, (code, facts)
+
+    def words_of(tree):
+        return _codec.pack(tree).astype(jnp.float32)
+
+    def init(layout, count):
+        units, slots, places, like = sizes(layout, count)
+        m = places * slots * units.size
+        told = places * _codec.pack(like[0]).size + count * _codec.pack(like[1]).size
+        # In a message of zeros nobody is present, so that nothing was chosen.
+        return Announced(
+            PerWorker(jnp.zeros((m + told,), jnp.float32)),
+            jnp.full((m,), layout.n, jnp.int32),
+            jnp.zeros((count,), jnp.int32),
+            jnp.zeros((count,), jnp.float32),
+            jnp.zeros((count,), jnp.bool_),
+        )
+
+    def receive(vector, state, step):
+        layout, n, count = step.layout, step.n, step.w
+        units, slots, places, like = sizes(layout, count)
+        total = step.workers.sum(state.message.per_worker)
+        m, size = state.coordinates.size, places * _codec.pack(like[0]).size
+        words = total[m:].astype(_codec.WORD)
+        (code,) = _codec.unpack(words[:size].reshape(places, -1), like[:1])
+        demand, threshold, dropped, here = _codec.unpack(
+            words[size:].reshape(count, -1), like[1]
+        )
+
+        number = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
+        mean = total[:m] / number
+        rounded = layout.round(state.coordinates, mean)
+        zeros = _xla.late_zeros(n, jnp.min(state.coordinates, initial=0))
+        mean_of_all = _xla.insert(zeros, state.coordinates, rounded)
+        facts = (state.demand, state.threshold, state.dropped)
+        details = LateDetails(histogram_of(state.coordinates, n, count), here)
+        report = sparse_report(state.coordinates, n, facts, details)
+        if not layout.exact:
+            rest = step.workers.localize((mean - rounded) * (number / count))
+            vector = vector.at[state.coordinates].add(rest, mode="drop")
+
+        start = jnp.zeros((places,), jnp.int32)
+        indices = _reach.decode_indices(code, start, units.number, units.number, slots)
+        heard = here[(step.index - 1) % count] if leading else jnp.any(here)
+        indices = jnp.where(heard, indices, units.number)
+        chosen = united(indices, units, step)
+        taken = vector.at[chosen].get(mode="fill", fill_value=0)
+        own = taken if step.present is None else jnp.where(step.present, taken, 0)
+        # So that the sparsifier does not choose them again.
+        vector = vector.at[chosen].set(taken - own, mode="drop")
+        told = zero_report(count)._replace(demand=demand, threshold=threshold)
+        told = without_gaps(told, here)
+        following = (chosen, told.demand, told.threshold, dropped)
+        return vector, _Arrived(mean_of_all, report, own, taken - own, following)
+
+    def apply(vector, choice, arrived, step):
+        del vector
+        choice, count, mine = with_indices(choice, step.n), step.w, step.rank
+        units = Units.of(choice, step.n)
+        here = jnp.asarray(True if step.present is None else step.present)
+        speaks = here & (mine == step.index % count) if leading else here
+        indices = jnp.where(speaks, choice.indices, units.number)
+        words = words_of(_reach.encode_indices(indices, 0, units.number, units.number))
+        if leading:
+            codes = jnp.where(speaks, words, 0)
+        else:
+            codes = _row(words, mine, count)
+        facts = _row(words_of((*facts_of(choice, step), here)), mine, count)
+        message = jnp.concatenate([arrived.own, codes, facts])
+        sent = Announced(PerWorker(message), *arrived.following)
+        delivery = Delivery(
+            arrived.mean, sent.coordinates, arrived.left, arrived.report
+        )
+        return delivery, sent
+
+    def details(layout, count):
+        return LateDetails(no_histogram(layout.n, count), jnp.ones((count,), jnp.bool_))
+
+    return Exchange(
+        apply,
+        EVERY_SUPPORT,
+        f"{name}, two steps late",
+        init=init,
+        details=details,
+        tells=frozenset({"histogram"}),
+        receive=receive,
+        lag=2,
+    )
+
+
+def _row(
+    words: Float[Array, " c"], mine: Int[Array, ""], count: int
+) -> Float[Array, " wc"]:
+    """`words` in the place of this worker, and zeros in those of the others."""
+    rows = jnp.arange(count, dtype=jnp.int32)[:, None]
+    return jnp.where(rows == mine, words[None], 0).reshape(-1)
