@@ -151,11 +151,14 @@ def _schedule(tx):
     return products, [(i, "".join(x.groups(""))) for i, x in found if x]
 
 
-def test_a_late_exchange_hides_behind_the_products():
+@pytest.mark.parametrize(
+    ("name", "kind"), [("chunked_topk", "all-gather"), ("exdyna", "all-reduce")]
+)
+def test_a_late_exchange_hides_behind_the_products(name, kind):
     """And with `topk` behind the search, whose loops the compiler takes for long."""
-    recipe = sparsejax.chunked_topk(0.01)
+    recipe = RECIPES[name].build(0.01)
     products, [(start, first), (done, last)] = _schedule(sparsejax.delayed(recipe))
-    assert (first, last) == ("all-gather-start", "all-gather-done")
+    assert (first, last) == (f"{kind}-start", f"{kind}-done")
     # Three products forward, five backward.
     assert len(products) == 8
     hidden = [place for place in products[3:] if start < place < done]
