@@ -74,7 +74,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
       workers: the workers' axis.
     """
 
-    units_and_slots = slots_of(sparsifier, workers)
+    slots_in = slots_of(sparsifier, workers)
 
     def flight(units, indices, own, facts, here):
         """What is sent, and the values that arrive."""
@@ -95,10 +95,10 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         return flight(units, indices, own, facts, jnp.ones((), jnp.bool_))
 
     def init(layout, worker_count):
-        return nothing(*units_and_slots(layout, worker_count))[1]
+        return nothing(*slots_in(layout, worker_count)[:2])[1]
 
     def receive(vector, state, step):
-        units, slots = units_and_slots(step.layout, step.w)
+        units, slots, _ = slots_in(step.layout, step.w)
         like = nothing(units, slots)[0]
         gathered = step.workers.gather(state.message.per_worker)
         places, facts, here, words, *errors = _codec.unpack(gathered, like)

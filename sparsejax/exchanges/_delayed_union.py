@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -84,11 +85,11 @@ def delayed_union(
       name: of the exchange.
       leading: whether only worker `step mod w` chooses.
     """
-    units_and_slots = slots_of(sparsifier, workers)
+    slots_in = slots_of(sparsifier, workers)
 
     def sizes(layout, count):
         """Static: `(units, slots, places, like)`; `like` is what a worker tells."""
-        units, slots = units_and_slots(layout, count)
+        units, slots, _ = slots_in(layout, count)
         indices = jnp.full((slots,), units.number, jnp.int32)
         code = _reach.encode_indices(indices, 0, units.number, units.number)
         none = jnp.zeros((), jnp.bool_)
@@ -138,7 +139,10 @@ def delayed_union(
         indices = _reach.decode_indices(code, start, units.number, units.number, slots)
         heard = here[(step.index - 1) % count] if leading else jnp.any(here)
         indices = jnp.where(heard, indices, units.number)
-        chosen = united(indices, units, step)
+        # Parts are disjoint, but not where all workers choose the whole vector.
+        alike = slots_in(layout, count).whole
+        support = "agreed" if alike else step.support
+        chosen = united(indices, units, dataclasses.replace(step, support=support))
         taken = vector.at[chosen].get(mode="fill", fill_value=0)
         own = taken if step.present is None else jnp.where(step.present, taken, 0)
         # So that the sparsifier does not choose them again.

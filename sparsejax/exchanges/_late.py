@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -23,16 +23,30 @@ def with_indices(choice: Choice, n: int) -> Any:
     return choice._replace(indices=jnp.arange(n, dtype=jnp.int32), row_size=1)
 
 
+class Slots(NamedTuple):
+    """The slots of a sparsifier's choices. Static.
+
+    Attributes:
+      units: of the indices.
+      number: k.
+      whole: whether all workers choose the whole vector.
+    """
+
+    units: Units
+    number: int
+    whole: bool
+
+
 def slots_of(
     sparsifier: Sparsifier, workers: Workers
-) -> Callable[[Layout, int], tuple[Units, int]]:
-    """`(layout, worker_count) -> (units, slots)` of the sparsifier's choices. Static.
+) -> Callable[[Layout, int], Slots]:
+    """`(layout, worker_count) -> Slots` of the sparsifier's choices.
 
     A trace of the sparsifier tells the shapes, which fix the size of the state.
     """
 
     @functools.cache
-    def of(layout: Layout, worker_count: int) -> tuple[Units, int]:
+    def of(layout: Layout, worker_count: int) -> Slots:
         step = Step(jnp.zeros((), jnp.int32), workers, layout, sparsifier.support)
         found = []
 
@@ -40,8 +54,10 @@ def slots_of(
             state = sparsifier.init(layout, worker_count)
             vector = workers.localize(jnp.zeros((layout.n,), jnp.float32))
             choice, _ = sparsifier.select(vector, state, step)
+            whole = choice.indices is None
             choice = with_indices(choice, layout.n)
-            found.append((Units.of(choice, layout.n), choice.indices.size))
+            units = Units.of(choice, layout.n)
+            found.append(Slots(units, choice.indices.size, whole))
             return choice.indices
 
         workers.eval_bound(choose, worker_count)

@@ -115,8 +115,8 @@ def room(slots: int, usual: int, span: int) -> int:
       span: the longest span.
 
     Example:
-      >>> room(1000, 1000, 1000), room(1000, usual=30_000, span=70_000)
-      (1000, 750)
+      >>> room(1000, 1000, 1000), room(1000, usual=30_000, span=60_000)
+      (1000, 800)
     """
     return reach(slots, usual, span).room
 
