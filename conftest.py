@@ -58,8 +58,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rows",
         choices=("few", "every", *(f"few+{k}" for k in range(SLICES))),
-        help="by default few when all tests run, and every row of tests that are named; "
-        f"few+K adds a slice of the others, K of {SLICES}",
+        help="by default few when all tests run, and every row of tests that are "
+        f"named; few+K adds slice K of the others, of {SLICES}",
     )
 
 
