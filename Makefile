@@ -58,4 +58,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(GPU) build dist *.egg-info .jax_cache .pytest_cache .ruff_cache .mypy_cache

@@ -11,6 +11,7 @@ from tests import quick
 
 # XLA reads its flags once, so this precedes the first import of jax.
 os.environ["XLA_FLAGS"] = quick.flags(given=os.environ.get("XLA_FLAGS", ""))
+os.environ |= quick.kept_programs() | os.environ
 
 import jax
 import pytest

@@ -51,6 +51,18 @@ def flags(devices: int | None = 8, given: str = "") -> str:
     return " ".join([given, *missing]).strip()
 
 
+def kept_programs() -> dict[str, str]:
+    """The variables with which jax keeps compiled programs, in `.jax_cache`.
+
+    Processes of one run compile many programs alike, and the next run nearly all.
+    """
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
 def environment(devices: int | None = 8) -> dict[str, str]:
     """The variables of a program that a test starts."""
     path = {"PYTHONPATH": str(ROOT)}
