@@ -94,8 +94,8 @@ def test_rounds_spread_their_bytes_over_the_steps(monkeypatch):
     monkeypatch.setattr(_train, "SIZES", (8, 64, 8))
     monkeypatch.setattr(_train, "SETTLED", 1)
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-    rows = _train.measure(["micro", "topk"], mesh, 0.1, 1, local_steps=4, delayed=True)
-    assert [row["recipe"] for row in rows[2:]] == ["topk", "topk, delayed"]
+    rows = _train.measure(["micro", "dense"], mesh, 0.1, 1, local_steps=4, delayed=True)
+    assert [row["recipe"] for row in rows[2:]] == ["dense", "micro, delayed"]
     alone, micro = rows[:2]
     assert (alone["recipe"], alone["times_no_exchange"]) == ("no exchange", 1)
     assert micro["local_steps"] == 4
