@@ -110,8 +110,8 @@ def exclusive(
         span = partition.span(n, count, goal)
         slots = slot_count(capacity, threshold.capacity(goal, n, count), span)
         usual = min(span, int(_USUAL * -(-n // count)))
-        long = jnp.diff(bounds)[owned] > usual
-        most = jnp.where(long[step.rank], room(slots, usual, span), slots)
+        long = bounds[owned + 1] - bounds[owned] > usual
+        most = jnp.where(size > usual, room(slots, usual, span), slots)
         quota = jnp.minimum(quota, most)
 
         def search(span):

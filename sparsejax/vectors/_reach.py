@@ -50,12 +50,15 @@ class Reach(NamedTuple):
             return self.code.encode(numbers)
         # The binary digits that are missing lie in the slots from `room` on, whose own
         # digits nobody needs: some numbers' digits in each.
-        fields = numbers & self._mask(self.low_bits)
-        more = (numbers >> self.low_bits) & self._mask(self.more_bits)
-        places = self._places(numbers.size)
-        more = jnp.pad(more[: self.room], (0, places.size - self.room))
-        spare = jnp.sum(more.reshape(places.shape) << places, axis=1, dtype=jnp.int32)
-        fields = jnp.concatenate([fields[: self.room], spare])
+        order, each = np.arange(numbers.size), self.low_bits // self.more_bits
+        spare = jnp.zeros_like(numbers)
+        for place in range(each):
+            owner = np.maximum(order - self.room, 0) * each + place
+            more = numbers[np.minimum(owner, numbers.size - 1)] >> self.low_bits
+            more = jnp.where(owner < self.room, more & self._mask(self.more_bits), 0)
+            spare |= more << (place * self.more_bits)
+        own = numbers & self._mask(self.low_bits)
+        fields = jnp.where(order < self.room, own, spare)
         high = numbers >> (self.low_bits + self.more_bits)
         moved = (high << self.low_bits) | fields
         return self.code.encode(jnp.where(long, moved, numbers))
@@ -67,22 +70,19 @@ class Reach(NamedTuple):
         moved = self.code.decode(code)
         if not self.more_bits:
             return moved
-        fields = moved & self._mask(self.low_bits)
-        spare = fields[self.room :, None] >> self._places(moved.size)
-        more = (spare & self._mask(self.more_bits)).reshape(-1)[: self.room]
-        high = (moved[: self.room] >> self.low_bits) << self.more_bits
-        numbers = ((high | more) << self.low_bits) | fields[: self.room]
-        empty = jnp.full((moved.size - self.room,), self.span, jnp.int32)
-        return jnp.where(long, jnp.concatenate([numbers, empty]), moved)
+        # Element by element, so that it is one kernel for all workers' lists.
+        each = self.low_bits // self.more_bits
+        order = np.arange(moved.size, dtype=np.int32)
+        holder = np.minimum(self.room + order // each, moved.size - 1)
+        place = self.more_bits * (order % each)
+        more = (moved[holder] >> place) & self._mask(self.more_bits)
+        high = ((moved >> self.low_bits) << self.more_bits) | more
+        numbers = (high << self.low_bits) | (moved & self._mask(self.low_bits))
+        numbers = jnp.where(order < self.room, numbers, self.span)
+        return jnp.where(long, numbers, moved)
 
     def _mask(self, bits):
         return np.int32((1 << bits) - 1)
-
-    def _places(self, slots):
-        """Static Int32[spare slots, numbers per slot]: a number's place in a slot."""
-        each = self.low_bits // self.more_bits
-        places = self.more_bits * np.arange(each, dtype=np.int32)
-        return np.broadcast_to(places, (slots - self.room, each))
 
 
 def reach(slots: int, usual: int, span: int) -> Reach:
