@@ -173,8 +173,8 @@ def test_bounds(name):
     row = gpu_check.check(RECIPES[name].build(0.01), _mesh(), 100_000_000)
     assert row["host_loops"] == row["sorts"] == 0
     assert row["conditionals"] == (name == "exdyna")  # parts beyond the usual size
-    # Of exdyna, 0.03 passes and a kernel decode the indices of parts that moved: a tenth
-    # of their bytes is saved for it.
+    # Of exdyna, 0.03 passes and a kernel decode the indices of parts that moved, which
+    # take a tenth fewer bytes.
     assert row["passes"] <= {"exdyna": 9.33, "micro": 9.0, "topk": 17}[name]
     assert row["kernels"] <= {"exdyna": 91, "micro": 90, "topk": 160}[name]
     assert row["temporaries"] <= (1.65 if name == "topk" else 1.1)
