@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from sparsejax import _xla
 from sparsejax._report import sparse_report, zero_report
 from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.exchanges._indices import facts_of, histogram_of, no_histogram, united
 from sparsejax.exchanges._late import slots_of, with_indices
 from sparsejax.exchanges._units import Units
+from sparsejax.exchanges._values import placed
 from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
 from sparsejax.parts._absence import without_gaps
 from sparsejax.placement._markers import PerWorker
@@ -88,25 +88,33 @@ def delayed_union(
     slots_in = slots_of(sparsifier, workers)
 
     def sizes(layout, count):
-        """Static: `(units, slots, places, like)`; `like` is what a worker tells."""
-        units, slots, _ = slots_in(layout, count)
-        indices = jnp.full((slots,), units.number, jnp.int32)
+        """Static: `(slots, places, lengths, like)`.
+
+        `lengths` of the message's values, codes and facts; `like` is what a worker
+        tells.
+        """
+        slots, places = slots_in(layout, count), 1 if leading else count
+        units = slots.units
+        indices = jnp.full((slots.number,), units.number, jnp.int32)
         code = _reach.encode_indices(indices, 0, units.number, units.number)
         none = jnp.zeros((), jnp.bool_)
         facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), none, none)
-        return units, slots, 1 if leading else count, (code, facts)
+        lengths = (
+            places * slots.number * units.size,
+            places * _codec.pack(code).size,
+            count * _codec.pack(facts).size,
+        )
+        return slots, places, lengths, (code, facts)
 
     def words_of(tree):
         return _codec.pack(tree).astype(jnp.float32)
 
     def init(layout, count):
-        units, slots, places, like = sizes(layout, count)
-        m = places * slots * units.size
-        told = places * _codec.pack(like[0]).size + count * _codec.pack(like[1]).size
+        lengths = sizes(layout, count)[2]
         # In a message of zeros nobody is present, so that nothing was chosen.
         return Announced(
-            PerWorker(jnp.zeros((m + told,), jnp.float32)),
-            jnp.full((m,), layout.n, jnp.int32),
+            PerWorker(jnp.zeros((sum(lengths),), jnp.float32)),
+            jnp.full(lengths[:1], layout.n, jnp.int32),
             jnp.zeros((count,), jnp.int32),
             jnp.zeros((count,), jnp.float32),
             jnp.zeros((count,), jnp.bool_),
@@ -114,34 +122,32 @@ def delayed_union(
 
     def receive(vector, state, step):
         layout, n, count = step.layout, step.n, step.w
-        units, slots, places, like = sizes(layout, count)
+        slots, places, (m, codes, _), like = sizes(layout, count)
+        units = slots.units
         total = step.workers.sum(state.message.per_worker)
-        m, size = state.coordinates.size, places * _codec.pack(like[0]).size
-        words = total[m:].astype(_codec.WORD)
-        (code,) = _codec.unpack(words[:size].reshape(places, -1), like[:1])
-        demand, threshold, dropped, here = _codec.unpack(
-            words[size:].reshape(count, -1), like[1]
-        )
+        sums, words, facts = jnp.split(total, (m, m + codes))
+        words, facts = words.astype(_codec.WORD), facts.astype(_codec.WORD)
+        code = _codec.unpack(words.reshape(places, -1), like[0])
+        told = _codec.unpack(facts.reshape(count, -1), like[1])
+        demand, threshold, dropped, here = told
 
         number = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
-        mean = total[:m] / number
-        rounded = layout.round(state.coordinates, mean)
-        zeros = _xla.late_zeros(n, jnp.min(state.coordinates, initial=0))
-        mean_of_all = _xla.insert(zeros, state.coordinates, rounded)
+        mean, rest = placed(sums / number, state.coordinates, step)
         facts = (state.demand, state.threshold, state.dropped)
         details = LateDetails(histogram_of(state.coordinates, n, count), here)
         report = sparse_report(state.coordinates, n, facts, details)
         if not layout.exact:
-            rest = step.workers.localize((mean - rounded) * (number / count))
+            rest = step.workers.localize(rest * (number / count))
             vector = vector.at[state.coordinates].add(rest, mode="drop")
 
         start = jnp.zeros((places,), jnp.int32)
-        indices = _reach.decode_indices(code, start, units.number, units.number, slots)
+        indices = _reach.decode_indices(
+            code, start, units.number, units.number, slots.number
+        )
         heard = here[(step.index - 1) % count] if leading else jnp.any(here)
         indices = jnp.where(heard, indices, units.number)
         # Parts are disjoint, but not where all workers choose the whole vector.
-        alike = slots_in(layout, count).whole
-        support = "agreed" if alike else step.support
+        support = "agreed" if slots.whole else step.support
         chosen = united(indices, units, dataclasses.replace(step, support=support))
         taken = vector.at[chosen].get(mode="fill", fill_value=0)
         own = taken if step.present is None else jnp.where(step.present, taken, 0)
@@ -150,7 +156,7 @@ def delayed_union(
         told = zero_report(count)._replace(demand=demand, threshold=threshold)
         told = without_gaps(told, here)
         following = (chosen, told.demand, told.threshold, dropped)
-        return vector, _Arrived(mean_of_all, report, own, taken - own, following)
+        return vector, _Arrived(mean, report, own, taken - own, following)
 
     def apply(vector, choice, arrived, step):
         del vector

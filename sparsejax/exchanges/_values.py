@@ -119,12 +119,24 @@ def deliver_at(
       left: Float[m], per worker: the rounding errors, which stay at `indices`.
       rounding: Float[], replicated: see `average`.
     """
-    workers, layout = step.workers, step.layout
+    workers = step.workers
     own = vector.at[indices].get(mode="fill", fill_value=0)
     mean, error, rounding = average(own, workers, widths)
-    rounded = layout.round(indices, mean)
+    update, rest = placed(mean, indices, step)
+    return update, workers.localize(rest) + error, rounding
+
+
+def placed(
+    mean: Float[Array, " m"], indices: Int[Array, " m"], step: Step
+) -> tuple[Float[Array, " n"], Float[Array, " m"]]:
+    """The update: `mean` at distinct `indices`, in the gradient's dtypes, else zeros.
+
+    Returns:
+      update: Float[n], replicated.
+      rest: Float[m], replicated: `mean` minus its rounding in the update.
+    """
+    rounded = step.layout.round(indices, mean)
     # Indices are distinct, so the order of the scatter cannot make replicas drift
     # apart.
-    zeros = _xla.late_zeros(vector.shape[0], jnp.min(indices, initial=0))
-    update = _xla.insert(zeros, indices, rounded)
-    return update, workers.localize(mean - rounded) + error, rounding
+    zeros = _xla.late_zeros(step.n, jnp.min(indices, initial=0))
+    return _xla.insert(zeros, indices, rounded), mean - rounded

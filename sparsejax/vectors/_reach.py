@@ -38,6 +38,11 @@ class Reach(NamedTuple):
     more_bits: int
     room: int
 
+    @property
+    def each(self) -> int:
+        """Static: the numbers whose missing digits fit into a slot."""
+        return self.low_bits // self.more_bits
+
     def empty(self, long: Bool[Array, ""]) -> Int[Array, ""]:
         """Int32[]: the mark of an empty slot."""
         return jnp.where(long, self.span, self.usual).astype(jnp.int32)
@@ -50,7 +55,7 @@ class Reach(NamedTuple):
             return self.code.encode(numbers)
         # The binary digits that are missing lie in the slots from `room` on, whose own
         # digits nobody needs: some numbers' digits in each.
-        order, each = np.arange(numbers.size), self.low_bits // self.more_bits
+        order, each = np.arange(numbers.size), self.each
         spare = jnp.zeros_like(numbers)
         for place in range(each):
             owner = np.maximum(order - self.room, 0) * each + place
@@ -71,8 +76,7 @@ class Reach(NamedTuple):
         if not self.more_bits:
             return moved
         # Element by element, so that it is one kernel for all workers' lists.
-        each = self.low_bits // self.more_bits
-        order = np.arange(moved.size, dtype=np.int32)
+        order, each = np.arange(moved.size, dtype=np.int32), self.each
         holder = np.minimum(self.room + order // each, moved.size - 1)
         place = self.more_bits * (order % each)
         more = (moved[holder] >> place) & self._mask(self.more_bits)
@@ -140,7 +144,7 @@ def encode_indices(
       usual: static: the code's size suits indices in `[start, start + usual)`; by
         default `span`.
       long: Bool[], whether indices may lie beyond these; by default not. If so, the
-        slots from `reach(k, usual, span).room` on must be empty.
+        slots from `room(k, usual, span)` on must be empty.
 
     Returns:
       The code [c]; its size and dtype follow from `k` and `span`.
