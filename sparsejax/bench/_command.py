@@ -93,6 +93,7 @@ def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> list[dict]
             options.repeats,
             options.local_steps,
             options.delayed,
+            options.batch,
         )
         return _against("dense", rows)
     if options.mode == "select":
@@ -186,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train: also each recipe that `sparsejax.delayed` takes",
     )
     add("--local-steps", type=int, default=1, metavar="H", help="train: steps a round")
+    add("--batch", type=int, default=32, help="train: a worker's examples in a step")
     add("--workers", type=int, default=4, help="virtual CPU devices without --hosts")
     add("--hosts", type=int, help="run on this many hosts made on this machine (root)")
     add("--rate", default="1gbit", help="rate of their links; default: %(default)s")

@@ -29,6 +29,7 @@ def measure(
     repeats: int,
     local_steps: int = 1,
     delayed: bool = False,
+    batch: int = BATCH,
 ) -> list[dict[str, Any]]:
     """One row per recipe, and one row for steps without an exchange.
 
@@ -42,7 +43,8 @@ def measure(
     if delayed:
         exchanges |= _late(exchanges)
     runs = {
-        name: _Training(recipe, mesh, local_steps) for name, recipe in exchanges.items()
+        name: _Training(recipe, mesh, local_steps, batch)
+        for name, recipe in exchanges.items()
     }
     medians = interleaved_medians(
         {name: run.advance for name, run in runs.items()}, repeats, warm_up=SETTLED
@@ -55,6 +57,7 @@ def measure(
             "density": run.density(),
             "workers": mesh.size,
             "local_steps": local_steps,
+            "batch": batch,
             "ms_median": medians[name],
             "bytes_per_step": run.bytes_per_step,
             "times_no_exchange": medians[name] / medians[NO_EXCHANGE],
@@ -75,12 +78,14 @@ def _late(exchanges: dict[str, Any]) -> dict[str, Any]:
 class _Training:
     """One recipe's compiled step, with parameters, optimizer state and data."""
 
-    def __init__(self, recipe: Any, mesh: jax.sharding.Mesh, local_steps: int):
+    def __init__(
+        self, recipe: Any, mesh: jax.sharding.Mesh, local_steps: int, batch: int
+    ):
         place = functools.partial(NamedSharding, mesh)
         self.mesh = mesh
         self.params = jax.jit(init, out_shardings=place(P()))()
         self.n = sum(p.size for p in jax.tree.leaves(self.params))
-        inner, shape, spec = optax.sgd(1e-3), (BATCH * mesh.size, SIZES[0]), P("data")
+        inner, shape, spec = optax.sgd(1e-3), (batch * mesh.size, SIZES[0]), P("data")
         if local_steps > 1:
             shape, spec = (local_steps, *shape), P(None, "data")
         if recipe is None:

@@ -83,19 +83,20 @@ def average(
     (m,), count = values.shape, workers.count()
     if not m:
         return workers.mean(values), values, exactly
-    rows = jnp.pad(values, (0, -m % count)).reshape(count, -1)
+    once = _xla.computed_once
+    rows = once(jnp.pad(values, (0, -m % count)).reshape(count, -1))
     there, back = (value_code(bits, rows.shape[1]) for bits in widths)
     words = jax.vmap(there.encode)(rows)
-    rounded = jax.vmap(there.decode)(words)
+    rounded = once(jax.vmap(there.decode)(words))
     received = jax.vmap(there.decode)(workers.all_to_all(words))
-    exact = jnp.sum(received, axis=0) / count
+    exact = once(jnp.sum(received, axis=0) / count)
     words = back.encode(exact)
-    returned = back.decode(words)
+    returned = once(back.decode(words))
     errors = told_errors(rows, rounded)
     errors = [there + relative_error(exact, returned) for there in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
-    means = jax.vmap(back.decode)(gathered)
+    means = once(jax.vmap(back.decode)(gathered))
     error = (rows - rounded).at[workers.index()].add(count * (exact - returned))
     return means.reshape(-1)[:m], error.reshape(-1)[:m], mean_error(errors)
 

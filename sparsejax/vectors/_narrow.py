@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import _xla
 from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _WORD = 16
 _BLOCK = 512  # slots that share a scale
+_COUNT = 10  # bits of a number of slots of a block
 
 # Levels of the code of 8 bits: 0, and powers of 2^(1/8) up to the largest of a block.
 _STEPS = 8
@@ -133,22 +135,37 @@ def _binned(bits: int, m: int) -> ValueCode:
         height = 1 + jnp.log2(shares) / jnp.maximum(depth, 2.0**-20)[:, None]
         bins = zero + jnp.floor((count - zero) * height)
         bins = jnp.clip(bins, 0, count - 1).astype(jnp.int32)
-
-        def mean(b):
-            members = (bins == b) & (shares > 0)
-            total = jnp.sum(jnp.where(members, shares, 0.0), axis=1)
-            number = jnp.sum(members, axis=1, dtype=jnp.float32)
-            return total / jnp.maximum(number, 1.0) * largest
-
-        means = jnp.stack([mean(b) for b in range(zero, count)], axis=1)
-        return blocks.pack(_to_bfloat16(means), bins, jnp.signbit(rows))
+        bins, shares = _xla.computed_once((bins, shares))
+        means = _means(jnp.where(shares > 0, bins, -1), shares, range(zero, count))
+        means = _to_bfloat16(means * largest[:, None])
+        return blocks.pack(means, bins, jnp.signbit(rows))
 
     def decode(words):
         book, bins, negative = blocks.unpack(words, count - zero)
-        means = jnp.pad(_from_bfloat16(book), ((0, 0), (zero, 0)))
-        return blocks.join(jnp.take_along_axis(means, bins, axis=1), negative)
+        means = _from_bfloat16(book)
+        magnitudes = jnp.zeros(bins.shape, jnp.float32)
+        for place, b in enumerate(range(zero, count)):
+            # Seven comparisons take a tenth of the time of one gather on CPUs.
+            magnitudes = jnp.where(bins == b, means[:, place, None], magnitudes)
+        return blocks.join(magnitudes, negative)
 
     return ValueCode(blocks.size(count - zero), encode, decode)
+
+
+def _means(
+    labels: Int[Array, "b s"], values: Float[Array, "b s"], wanted: range
+) -> Float[Array, "b c"]:
+    """The mean of the values with each of the `wanted` labels; 0 where there is none."""
+
+    def counts(several):
+        # A sum of one number counts the members of three labels, in ten bits each.
+        units = sum((labels == b) << _COUNT * i for i, b in enumerate(several))
+        total = jnp.sum(units, axis=1, dtype=jnp.int32)
+        return [total >> _COUNT * i & (1 << _COUNT) - 1 for i in range(len(several))]
+
+    numbers = [x for i in range(0, len(wanted), 3) for x in counts(wanted[i : i + 3])]
+    totals = [jnp.sum(jnp.where(labels == b, values, 0.0), axis=1) for b in wanted]
+    return jnp.stack(totals, axis=1) / jnp.maximum(jnp.stack(numbers, axis=1), 1)
 
 
 def _shares(
@@ -189,7 +206,9 @@ class _Blocks(NamedTuple):
     def join(
         self, magnitudes: Float[Array, "b s"], negative: Bool[Array, "b s"]
     ) -> Float[Array, " m"]:
-        values = jnp.where(negative, -magnitudes, magnitudes)
+        # Whole blocks first: where a loop runs over the slots that are left, every value
+        # costs divisions of its index.
+        values = _xla.computed_once(jnp.where(negative, -magnitudes, magnitudes))
         return values.reshape(-1)[: self.m]
 
     def pack(
