@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -276,6 +277,27 @@ def test_resumed_in_the_middle_of_a_schedule():
     straight = _on_mesh(mesh, training, 4)
     resumed = _on_mesh(mesh, training, 2, again, first=2)
     jax.tree.map(np.testing.assert_array_equal, straight, resumed)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        sparsejax.sparseloco(0.0034, beta=0.8),
+        sparsejax.exdyna(0.01, beta=0.8, value_bits=2),
+    ],
+)
+def test_rounds_of_few_bits_take_a_five_thousandth_of_the_bytes(recipe):
+    """Of dense in every step: the perceptron of the guide, eight workers."""
+    sizes = (64, 128, 64, 10)
+    shapes = list(itertools.pairwise(sizes)) + [(m,) for m in sizes[1:]]
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    outer = optax.chain(recipe, optax.sgd(2.0))
+    training = sparsejax.rounds(_Quadratic.loss, optax.adamw(0.02), outer, steps=30)
+    dense, sent = (
+        sparsejax.wire_bytes(tx, params, workers=8).total
+        for tx in (sparsejax.dense(), training)
+    )
+    assert 5000 < dense / sent < 7000
 
 
 def test_resized_between_rounds():

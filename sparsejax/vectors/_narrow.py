@@ -155,7 +155,7 @@ def _binned(bits: int, m: int) -> ValueCode:
 def _means(
     labels: Int[Array, "b s"], values: Float[Array, "b s"], wanted: range
 ) -> Float[Array, "b c"]:
-    """The mean of the values with each of the `wanted` labels; 0 where there is none."""
+    """The mean of the values with each of the `wanted` labels; 0 for no value."""
 
     def counts(several):
         # A sum of one number counts the members of three labels, in ten bits each.
@@ -206,8 +206,8 @@ class _Blocks(NamedTuple):
     def join(
         self, magnitudes: Float[Array, "b s"], negative: Bool[Array, "b s"]
     ) -> Float[Array, " m"]:
-        # Whole blocks first: where a loop runs over the slots that are left, every value
-        # costs divisions of its index.
+        # Whole blocks first: a loop over the slots that are left would divide the index
+        # of every value.
         values = _xla.computed_once(jnp.where(negative, -magnitudes, magnitudes))
         return values.reshape(-1)[: self.m]
 
