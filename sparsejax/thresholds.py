@@ -53,12 +53,11 @@ _OFFSETS = tuple(round(_UNIT * x) for x in (-0.045, -0.02, 0.0, 0.02))
 
 # An accelerator would wait for the host in each turn of a loop, so its search makes a
 # fixed number of passes. There a pass with many thresholds costs about as much as one
-# with few. Two passes narrow the range of the first one down by a factor of 1089: where
-# a threshold was expected, neighbours then differ by a fraction of a per cent.
-_WIDE_RUNGS, _WIDE_PASSES = 32, 2
-# Rules with less slack than this, such as that of top-k, make one more pass.
-_FINE = 0.1
-_WIDE_OFFSETS = tuple(round(_UNIT * x) for x in np.linspace(-0.35, 0.35, _WIDE_RUNGS))
+# with few. The first one counts around the hint and over all magnitudes, since a hint
+# may mislead; the others narrow either range down by a factor of 1089, so that at last
+# neighbours differ by less than 1 %.
+_WIDE_RUNGS, _WIDE_PASSES = 32, 3
+_WIDE_OFFSETS = tuple(round(_UNIT * x) for x in np.linspace(-0.35, 0.35, 8))
 
 # The slope of the logarithm of the count over the logarithm of the threshold. Error
 # feedback makes tails steep: slopes of 8 to 12 were measured on both streams.
@@ -135,10 +134,9 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     since zeros are never selected. A quota of 0 selects nothing, and a quota of the
     part's size selects everything; both take no pass.
 
-    On accelerators there are always two passes at 32 thresholds each, or three for a
-    slack below 0.1, and the slack is a target: in a first step, or after a sudden
-    change, more coordinates than `quota (1 + slack)` may reach `t`, and more of them
-    wait.
+    On accelerators there are always three passes at 32 thresholds each, over a sample
+    of a large part. The slack is a target there: if the sample misleads, more
+    coordinates than `quota (1 + slack)` may reach `t`, and more of them wait.
 
     The rule's partition is `partitions.balanced()`.
 
@@ -177,7 +175,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
         allowed = quota + (quota.astype(jnp.float32) * slack).astype(jnp.int32)
         trivial = (quota <= 0) | (quota >= size)
         few = _xla.on_cpu()
-        rungs = _first_rungs(state[part], _OFFSETS if few else _WIDE_OFFSETS)
+        rungs = (_first_rungs if few else _wide_rungs)(state[part])
         start = (rungs, jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), size, trivial)
         # The loop's carry has to vary over the same axes as the result of a pass. This
         # line makes no pass.
@@ -199,7 +197,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
             carry = jax.lax.while_loop(lambda c: ~c[-1], count_and_narrow, start)
         else:
             carry = start
-            for _ in range(_WIDE_PASSES + (slack < _FINE)):
+            for _ in range(_WIDE_PASSES):
                 carry = count_and_narrow(carry)
         low = jnp.maximum(carry[1], _TINY)
         found = jnp.where(quota >= size, 0.0, _from_bits(low))
@@ -217,7 +215,9 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     def limit(quota, slots):
         return jnp.minimum(quota, slots)
 
-    return ThresholdRule(init, find, adapt, _slots, limit, partitions.balanced())
+    return ThresholdRule(
+        init, find, adapt, _slots, limit, partitions.balanced(), fills=True
+    )
 
 
 def rule_or_default(threshold: ThresholdRule | None) -> ThresholdRule:
@@ -235,24 +235,36 @@ def _from_bits(bits: Int[Array, " T"]) -> Float[Array, " T"]:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _first_rungs(hint: Float[Array, ""], offsets: Sequence[int]) -> Int[Array, " T"]:
+def _around(hint: Float[Array, ""], offsets: Sequence[int]) -> Int[Array, " T"]:
+    bits = jax.lax.bitcast_convert_type(hint, jnp.int32)
+    return jnp.clip(bits + jnp.array(offsets, jnp.int32), _TINY, _INFINITY - 1)
+
+
+def _anywhere(number: int) -> Int[Array, " T"]:
+    return _rungs_between(jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), number)
+
+
+def _first_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
     """Bit patterns Int32[T], ascending, of the first pass. Per worker.
 
     They lie around the hint, or over all exponents if the hint is unknown.
     """
-    around = jax.lax.bitcast_convert_type(hint, jnp.int32)
-    around = jnp.clip(around + jnp.array(offsets, jnp.int32), _TINY, _INFINITY - 1)
-    anywhere = _rungs_between(jnp.int32(_UNKNOWN), jnp.int32(_INFINITY), len(offsets))
-    return jnp.where(hint > 0, around, anywhere)
+    around = _around(hint, _OFFSETS)
+    return jnp.where(hint > 0, around, _anywhere(len(_OFFSETS)))
+
+
+def _wide_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
+    """`_first_rungs` for accelerators: in both places, so they do not ascend."""
+    few = len(_WIDE_OFFSETS)
+    return jnp.concatenate([_around(hint, _WIDE_OFFSETS), _anywhere(_WIDE_RUNGS - few)])
 
 
 def _rungs_between(
     low: Int[Array, ""], high: Int[Array, ""], number: int
 ) -> Int[Array, " T"]:
     """`number` bit patterns Int32[T], ascending, strictly inside `(low, high)`."""
-    step = jnp.maximum((high - low) // (number + 1), 1)
-    rungs = low + step * jnp.arange(1, number + 1, dtype=jnp.int32)
-    rungs = jnp.minimum(rungs, high - 1)
+    step = jnp.maximum(jax.lax.div(high - low, jnp.int32(number + 1)), 1)
+    order = jnp.arange(1, number + 1, dtype=jnp.int32)
+    rungs = jnp.minimum(low + step * order, high - 1)
     # One count at the least normal number tells whether the part has enough non-zeros.
-    lowest = jnp.where(low == _UNKNOWN, _TINY, rungs[:1])
-    return jnp.concatenate([lowest, rungs[1:]])
+    return jnp.where((low == _UNKNOWN) & (order == 1), _TINY, rungs)

@@ -38,7 +38,7 @@ def test_elias_fano_of_any_ascending_list(data):
     hypothesis.assume(span >> low_bits < 10_000)
     numbers = st.lists(st.integers(0, span), min_size=slots, max_size=slots)
     numbers = np.array(sorted(data.draw(numbers)), np.int32)
-    back = round_trip(_codec.elias_fano, slots, span, low_bits)(numbers)
+    back = round_trip(_codec.EliasFano, slots, span, low_bits)(numbers)
     np.testing.assert_array_equal(back, numbers)
 
 
@@ -120,7 +120,7 @@ def test_extremes(name, slots):
         "tight": np.arange(span - slots, span, dtype=np.int32),
     }[name]
     for low_bits in (0, 2, 5):
-        code = round_trip(_codec.elias_fano, len(numbers), span, low_bits)
+        code = round_trip(_codec.EliasFano, len(numbers), span, low_bits)
         np.testing.assert_array_equal(code(numbers), numbers)
     code = round_trip(_codec.bitmap, len(numbers), span)
     np.testing.assert_array_equal(code(numbers), numbers)

@@ -91,18 +91,15 @@ def test_quota_is_filled_from_any_hint(part, wanted, hint):
 
 @pytest.mark.parametrize("wanted", [1, 50, 4999])
 @pytest.mark.parametrize("hint", ["none", "right", "1e6 over", "1e6 under"])
-def test_accelerators_make_two_passes(wanted, hint):
-    """The slack is a target: a threshold that was expected meets it."""
+def test_accelerators_make_three_passes(wanted, hint):
+    """They meet the slack from any hint, or nearly so: 0.7 % between thresholds."""
     x = PARTS["laplace"].astype(np.float32)
     exact = np.sort(np.abs(x))[-wanted]
     factor = {"none": 0, "right": 1, "1e6 over": 1e6, "1e6 under": 1e-6}[hint]
     found, passes = search(x, wanted, exact * np.float32(factor), platform="gpu")
-    assert passes == 2
+    assert passes == 3
     count = np.sum(np.abs(x) >= found)
-    assert count >= wanted
-    if hint == "right":
-        assert count <= 1.25 * wanted
-    assert search(x, 10, 0.0, slack=0.0, platform="gpu")[1] == 3
+    assert wanted <= count <= 1.25 * wanted
 
 
 def test_passes_when_the_hint_is_near():

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from sparsejax import _xla
 from sparsejax._report import sparse_report
 from sparsejax._workers import vary_like
-from sparsejax.exchanges._indices import facts_of, united
+from sparsejax.exchanges._indices import facts_of
+from sparsejax.exchanges._ordered_sum import sum_in_order
 from sparsejax.exchanges._units import Units, indices_of
 from sparsejax.exchanges._values import mean_error
 from sparsejax.parts import Choice, Report, Step
@@ -72,8 +72,8 @@ def add_pairs(
       report: Report, replicated.
     """
     layout, count = step.layout, step.w
-    total = _sum_in_order(units, indices, values / divisor)
-    first = united(indices, units, step)
+    total, first = sum_in_order(units, indices, values, divisor, step)
+    first = units.coordinates(first.ravel())
     chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
     report = sparse_report(first, step.n, facts)
     details = PairsDetails(chosen, report.sent, mean_error(errors))
@@ -130,22 +130,3 @@ def add_whole(
     density = sent.astype(jnp.float32) / max(step.n, 1)
     demand, threshold, dropped = facts
     return total / step.w, Report(demand, sent, density, threshold, dropped, details)
-
-
-def _sum_in_order(
-    units: Units, indices: Int[Array, "w k"], values: Float[Array, "w k *D"]
-) -> Float[Array, " n"]:
-    """The sum of all pairs, added worker by worker. Replicated.
-
-    The indices of one worker are distinct, so every device adds in the same order. On a
-    GPU, a scatter with repeated indices adds in an arbitrary order, and replicas would
-    drift apart.
-    """
-    zeros = units.split(_xla.late_zeros(units.n, jnp.min(indices, initial=0)))
-    total = jax.lax.fori_loop(
-        0,
-        len(indices),
-        lambda r, total: total.at[indices[r]].add(values[r], mode="drop"),
-        vary_like(zeros, values),
-    )
-    return total.reshape(-1)

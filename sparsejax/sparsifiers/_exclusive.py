@@ -10,8 +10,10 @@ from sparsejax import partitions
 from sparsejax._checks import check_capacity, check_part
 from sparsejax.parts import Choice, Partition, Sparsifier, ThresholdRule, Window
 from sparsejax.sparsifiers._everything import or_everything
+from sparsejax.sparsifiers._rungs import rungs, sample_size, samples
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._ladder import Filled, filled
 from sparsejax.vectors._reach import room
 from sparsejax.vectors._selection import select_in
 
@@ -114,25 +116,47 @@ def exclusive(
         most = jnp.where(size > usual, room(slots, usual, span), slots)
         quota = jnp.minimum(quota, most)
 
+        limit = jnp.minimum(threshold.limit(quota, slots), most)
+        region = (vector, start, size)
+        if n and samples(threshold):
+            number = sample_size(span, -(-n // count), max(goal, 1) / n)
+            known = rungs(
+                threshold,
+                state.threshold,
+                part,
+                quota,
+                region,
+                span=span,
+                number=number,
+            )
+
         def search(span):
+            if n and samples(threshold):
+                return filled(*region, known, quota, span=span)
+
             def count_at(thresholds):
-                return count_in(vector, start, size, thresholds, span=span)
+                return count_in(*region, thresholds, span=span)
 
             found = threshold.find(state.threshold, part, quota, size, count_at)
-            limit = jnp.minimum(threshold.limit(quota, slots), most)
-            return found, *select_in(
-                vector, start, size, found, limit, span=span, capacity=slots
-            )
+            return *select_in(*region, found, limit, span=span, capacity=slots), found
 
         short = 2 * -(-n // count)
         if span > max(short, _LARGE):
-            found, indices, demand = step.workers.cond(
-                jnp.all(jnp.diff(bounds) <= short),
-                lambda: search(short),
-                lambda: search(span),
+
+            def usual_search():
+                found = search(short)
+                return found.padded(span) if isinstance(found, Filled) else found
+
+            found = step.workers.cond(
+                jnp.all(jnp.diff(bounds) <= short), usual_search, lambda: search(span)
             )
         else:
-            found, indices, demand = search(span)
+            found = search(span)
+        if isinstance(found, Filled):
+            indices, demand = found.indices(limit, slots, n), found.demand
+            found = found.threshold
+        else:
+            indices, demand, found = found
         window = Window(bounds[owned], span, usual, long)
         return Choice(indices, demand, found, window), state
 

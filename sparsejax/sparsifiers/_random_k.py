@@ -13,6 +13,7 @@ from sparsejax._checks import check_seed
 from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._target import Schedule, Target
+from sparsejax.vectors._codec import bitmap
 from sparsejax.vectors._mixing import mixed
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ def sample(
         for _ in range(_turns(a * b, n)):
             drawn = again(drawn)
         drawn = jnp.minimum(drawn, n)
-    return jnp.sort(jnp.where(order < live, drawn, n).astype(jnp.int32))
+    drawn = jnp.where(order < live, drawn, n).astype(jnp.int32)
+    if _xla.on_cpu():
+        return jnp.sort(drawn)
+    # A bitmap brings distinct numbers into order, without the many passes of a sort.
+    code = bitmap(k, n)
+    return code.decode(code.encode(drawn))
 
 
 def _turns(cells: int, n: int) -> int:

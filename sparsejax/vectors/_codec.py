@@ -51,8 +51,8 @@ def plain(slots: int, span: int) -> IndexCode:
     )
 
 
-def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
-    """`low_bits` of each number in binary, and the bits above them in unary.
+class EliasFano(NamedTuple):
+    """An `IndexCode` of `low_bits` digits in binary, and the bits above in unary.
 
     The `i`-th set bit of a bitmap encodes the high part of number `i`: bit
     `high(i) + i` is set. So each number costs `low_bits + 1` bits, and the whole list
@@ -63,30 +63,58 @@ def elias_fano(slots: int, span: int, low_bits: int) -> IndexCode:
       Journal of the ACM, 1974.
       Fano, "On the number of bits required to implement an associative memory", 1971.
     """
-    low_words = _word_count(low_bits * slots)
-    high_size = slots + (span >> low_bits)
-    order = np.arange(slots, dtype=np.int32)
-    shifts = np.arange(low_bits, dtype=np.uint32)[:, None]
 
-    def encode(numbers):
-        high = _set_bits((numbers >> low_bits) + order, high_size)
-        if not low_bits:
+    slots: int
+    span: int
+    low_bits: int
+
+    @property
+    def size(self) -> int:
+        return 4 * (self._low_words + _word_count(self._high_size))
+
+    def encode(self, numbers: Int[Array, " k"]) -> UInt32[Array, " c"]:
+        order = np.arange(self.slots, dtype=np.int32)
+        high = _set_bits((numbers >> self.low_bits) + order, self._high_size)
+        if not self.low_bits:
             return high
         # One row for each bit: any width, without shifts across words.
-        planes = (numbers.astype(jnp.uint32)[None] >> shifts) & 1
-        return jnp.concatenate([_bits.pack(planes.reshape(-1) > 0), high])
+        rows = (numbers.astype(jnp.uint32)[None] >> self._shifts) & 1
+        return jnp.concatenate([_bits.pack(rows.reshape(-1) > 0), high])
 
-    def decode(code):
-        position = _bits.positions(code[low_words:], jnp.asarray(order), lambda o: o)
-        numbers = (position - order) << low_bits
-        if not low_bits:
-            return numbers
-        planes = _bits.unpack(code[:low_words], low_bits * slots)
-        planes = planes.reshape(low_bits, slots).astype(jnp.uint32)
-        low = jnp.sum(planes << shifts, axis=0, dtype=jnp.uint32)
-        return numbers + low.astype(jnp.int32)
+    def decode(self, code: UInt32[Array, " c"]) -> Int[Array, " k"]:
+        return self.joined(self.high(code), self.digits(code))
 
-    return IndexCode(4 * (low_words + _word_count(high_size)), encode, decode)
+    def high(self, code: UInt32[Array, " c"]) -> Int[Array, " k"]:
+        """The numbers without their binary digits."""
+        order = np.arange(self.slots, dtype=np.int32)
+        words = code[self._low_words :]
+        return _bits.positions(words, jnp.asarray(order), lambda o: o) - order
+
+    def digits(self, code: UInt32[Array, " c"]) -> UInt32[Array, "bits k"]:
+        """The binary digits, 0 or 1, the least significant ones first."""
+        flags = _bits.unpack(code[: self._low_words], self.low_bits * self.slots)
+        return flags.reshape(self.low_bits, self.slots).astype(jnp.uint32)
+
+    def joined(
+        self, high: Int[Array, " k"], digits: UInt32[Array, "bits k"]
+    ) -> Int[Array, " k"]:
+        """The numbers of `high` and `digits`."""
+        if not self.low_bits:
+            return high
+        low = jnp.sum(digits << self._shifts, axis=0, dtype=jnp.uint32)
+        return (high << self.low_bits) + low.astype(jnp.int32)
+
+    @property
+    def _low_words(self) -> int:
+        return _word_count(self.low_bits * self.slots)
+
+    @property
+    def _high_size(self) -> int:
+        return self.slots + (self.span >> self.low_bits)
+
+    @property
+    def _shifts(self) -> np.ndarray:
+        return np.arange(self.low_bits, dtype=np.uint32)[:, None]
 
 
 def bitmap(slots: int, span: int) -> IndexCode:
@@ -101,11 +129,11 @@ def bitmap(slots: int, span: int) -> IndexCode:
     )
 
 
-def cheapest(slots: int, span: int) -> IndexCode:
+def cheapest(slots: int, span: int) -> IndexCode | EliasFano:
     """The code with the fewest bytes; of equal sizes, the one with the least work."""
-    codes = [plain(slots, span), bitmap(slots, span)]
+    codes: list[IndexCode | EliasFano] = [plain(slots, span), bitmap(slots, span)]
     if slots and span:
-        codes += [elias_fano(slots, span, bits) for bits in range(span.bit_length())]
+        codes += [EliasFano(slots, span, bits) for bits in range(span.bit_length())]
     return min(codes, key=lambda code: code.size)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from sparsejax import _xla
-from sparsejax.vectors._regions import RUN, alike, read_tile, scan_region
+from sparsejax.vectors._regions import RUN, alike, read_region, scan_region
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int, Int32
@@ -41,6 +41,7 @@ def count_in(
       [3 2 1]
     """
     count = thresholds.size
+    whole = isinstance(start, int) and isinstance(size, int) and size == vector.size
     start, size, thresholds, zeros = alike(
         vector, start, size, thresholds, jnp.zeros(count, jnp.int32)
     )
@@ -51,7 +52,11 @@ def count_in(
         # Without a barrier XLA would write the part of the vector that the passes of a
         # search share to memory.
         start, thresholds = _xla.computed_once((start, thresholds))
-        values, inside = read_tile(vector, start, size, jnp.int32(0), span)
+        if whole:
+            values = vector.astype(jnp.float32)
+            inside = values == values  # XLA takes NaN to reach a 0 that it sees.
+        else:
+            values, inside, _ = read_region(vector, start, size, span)
         return _counts_at_once(jnp.abs(values), inside, thresholds)
 
     def add(counts, row, magnitudes):

@@ -6,13 +6,13 @@ needs more bits for each number, so fewer of its numbers fit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax.vectors._codec import IndexCode, cheapest, elias_fano
+from sparsejax.vectors._codec import EliasFano, cheapest
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Int, Shaped
@@ -22,7 +22,7 @@ class Reach(NamedTuple):
     """A code for `k` ascending numbers below `usual`, or for fewer below `span`.
 
     Attributes:
-      code: the code of a usual list.
+      code: the code of a usual list: an `EliasFano` where `more_bits` is not 0.
       usual: static: a usual list lies in `[0, usual)`, and `usual` marks its empty
         slots; `span` does so for a long list.
       span: static: a long list lies in `[0, span)`.
@@ -31,7 +31,7 @@ class Reach(NamedTuple):
       room: static: a long list fills so many slots at most.
     """
 
-    code: IndexCode
+    code: Any
     usual: int
     span: int
     low_bits: int
@@ -42,6 +42,11 @@ class Reach(NamedTuple):
     def each(self) -> int:
         """Static: the numbers whose missing digits fit into a slot."""
         return self.low_bits // self.more_bits
+
+    @property
+    def spare(self) -> int:
+        """Static: the slots of a long list that hold other slots' digits."""
+        return self.code.slots - self.room
 
     def empty(self, long: Bool[Array, ""]) -> Int[Array, ""]:
         """Int32[]: the mark of an empty slot."""
@@ -54,36 +59,35 @@ class Reach(NamedTuple):
         if not self.more_bits:
             return self.code.encode(numbers)
         # The binary digits that are missing lie in the slots from `room` on, whose own
-        # digits nobody needs: some numbers' digits in each.
-        order, each = np.arange(numbers.size), self.each
-        spare = jnp.zeros_like(numbers)
-        for place in range(each):
-            owner = np.maximum(order - self.room, 0) * each + place
-            more = numbers[np.minimum(owner, numbers.size - 1)] >> self.low_bits
-            more = jnp.where(owner < self.room, more & self._mask(self.more_bits), 0)
-            spare |= more << (place * self.more_bits)
-        own = numbers & self._mask(self.low_bits)
-        fields = jnp.where(order < self.room, own, spare)
+        # digits nobody needs: first one number's digits in each, then another one's.
+        more = (numbers[: self.room] >> self.low_bits) & self._mask(self.more_bits)
+        rows = jnp.pad(more, (0, self.each * self.spare - self.room))
+        places = self.more_bits * np.arange(self.each, dtype=np.int32)[:, None]
+        held = jnp.sum(
+            rows.reshape(self.each, self.spare) << places, axis=0, dtype=jnp.int32
+        )
+        own = numbers[: self.room] & self._mask(self.low_bits)
         high = numbers >> (self.low_bits + self.more_bits)
-        moved = (high << self.low_bits) | fields
+        moved = (high << self.low_bits) | jnp.concatenate([own, held])
         return self.code.encode(jnp.where(long, moved, numbers))
 
     def decode(
         self, code: Shaped[Array, " c"], long: Bool[Array, ""]
     ) -> Int[Array, " k"]:
         """The list of `encode`."""
-        moved = self.code.decode(code)
         if not self.more_bits:
-            return moved
-        # Element by element, so that it is one kernel for all workers' lists.
-        order, each = np.arange(moved.size, dtype=np.int32), self.each
-        holder = np.minimum(self.room + order // each, moved.size - 1)
-        place = self.more_bits * (order % each)
-        more = (moved[holder] >> place) & self._mask(self.more_bits)
-        high = ((moved >> self.low_bits) << self.more_bits) | more
-        numbers = (high << self.low_bits) | (moved & self._mask(self.low_bits))
-        numbers = jnp.where(order < self.room, numbers, self.span)
-        return jnp.where(long, numbers, moved)
+            return self.code.decode(code)
+        high, digits = self.code.high(code), self.code.digits(code)
+        # From the rows of the message: one row holds the same digit of all numbers.
+        held = digits[: self.each * self.more_bits, self.room :]
+        rows = held.reshape(self.each, self.more_bits, self.spare)
+        places = np.arange(self.more_bits, dtype=np.uint32)[None, :, None]
+        more = jnp.sum(rows << places, axis=1, dtype=jnp.uint32).reshape(-1)
+        more = more[: self.room].astype(jnp.int32)
+        more = jnp.pad(more, (0, self.spare))
+        numbers = self.code.joined((high << self.more_bits) | more, digits)
+        numbers = jnp.where(np.arange(high.size) < self.room, numbers, self.span)
+        return jnp.where(long, numbers, self.code.joined(high, digits))
 
     def _mask(self, bits):
         return np.int32((1 << bits) - 1)
@@ -103,7 +107,7 @@ def reach(slots: int, usual: int, span: int) -> Reach:
     while span >> more > usual:
         more += 1
     for low in range(more, usual.bit_length()):
-        code, each = elias_fano(slots, usual, low), low // more
+        code, each = EliasFano(slots, usual, low), low // more
         room = slots * each // (each + 1)
         if code.size < best.code.size and 2 * room >= slots:
             best = Reach(code, usual, span, low, more, room)

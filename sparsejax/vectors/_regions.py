@@ -109,6 +109,18 @@ def read_tile(vector, start, size, row, tile: int):
     return values.astype(jnp.float32), inside
 
 
+def read_region(vector, start, size, span: int):
+    """`read_tile` of a whole region, for accelerators; and the first coordinate read.
+
+    Each number of a few coordinates that is computed before the read is a kernel.
+    """
+    window = tile_start(vector.size, start, jnp.int32(0), span)
+    values = jax.lax.dynamic_slice(vector, (window,), (span,))
+    place = window + jnp.arange(span, dtype=jnp.int32)
+    inside = (place >= start) & (place - size < start)
+    return values.astype(jnp.float32), inside, window
+
+
 def scan_region(step, carry, vector, start, size, span: int):
     """Folds `step(carry, row, magnitudes [tile])` over the tiles of a region.
 

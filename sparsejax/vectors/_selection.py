@@ -21,7 +21,7 @@ from sparsejax.vectors._division import divide_product, muldiv
 from sparsejax.vectors._regions import (
     alike,
     reach,
-    read_tile,
+    read_region,
     scan_region,
     tile_start,
     tiling,
@@ -81,7 +81,7 @@ def select_in(
     threshold = threshold.astype(jnp.float32)
     if whole:
         words = _bits.pack_whole(reach(vector, threshold))
-        return _fill_slots(words, lambda position: position, quota, capacity, span)
+        return _kept(words, lambda position: position, quota, capacity, span)
     tile, rows = tiling(span)
     tile_words = -(-tile // _bits.WORD)
 
@@ -94,7 +94,7 @@ def select_in(
     if span and not _xla.on_cpu():
         # As in `count_in`; and XLA takes NaN to reach a 0 that it sees.
         start, threshold = _xla.computed_once((start, threshold))
-        values, inside = read_tile(vector, start, size, jnp.int32(0), span)
+        values, inside, _ = read_region(vector, start, size, span)
         words = _bits.pack((jnp.abs(values) >= threshold) & inside)
     else:
         words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
@@ -106,7 +106,7 @@ def select_in(
         offset = position - row * (tile_words * _bits.WORD)
         return tile_start(vector.size, start, row, tile) + offset
 
-    return _fill_slots(words, coordinate, quota, capacity, vector.size)
+    return _kept(words, coordinate, quota, capacity, vector.size)
 
 
 def compact(
@@ -134,15 +134,24 @@ def compact(
     return select_in(vector, 0, n, threshold, capacity, span=n, capacity=capacity)
 
 
-def _fill_slots(
+def _kept(words, coordinate, quota, capacity, n):
+    """Slots for the set bits of `words`, and their number."""
+    demand = jnp.sum(_bits.popcount(words), dtype=jnp.int32)
+    return fill_slots(words, coordinate, demand, quota, capacity, n), demand
+
+
+def fill_slots(
     words: UInt32[Array, " words"],
     coordinate: Callable[[Int32[Array, " k"]], Int32[Array, " k"]],
+    demand: Int32[Array, ""],
     quota: Int32[Array, ""],
     capacity: int,
     n: int,
-) -> tuple[Int32[Array, " k"], Int32[Array, ""]]:
-    """Slots for evenly strided set bits of `words`; see `select_in`."""
-    demand = jnp.sum(_bits.popcount(words), dtype=jnp.int32)
+) -> Int32[Array, " k"]:
+    """Slots for evenly strided ones of `demand` set bits of `words`; see `select_in`.
+
+    `coordinate` maps the positions of bits to coordinates; empty slots hold `n`.
+    """
     kept = jnp.minimum(jnp.minimum(demand, quota), capacity)
     # An odd number of slots takes more than twice as long on XLA:CPU.
     slots = jnp.arange(-(-capacity // _ALIGNED) * _ALIGNED, dtype=jnp.int32)
@@ -158,4 +167,4 @@ def _fill_slots(
     position = _bits.positions(words, ranks, first_slot)
     indices = jnp.where(slots < kept, coordinate(position), n)
     # Barrier against fusion: each use would recompute the indices from the bits.
-    return _xla.computed_once(indices[:capacity]), demand
+    return _xla.computed_once(indices[:capacity])

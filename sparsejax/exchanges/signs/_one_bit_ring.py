@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._checks import check_period, check_scale, check_seed
 from sparsejax._report import whole_report
 from sparsejax.exchanges.signs import _merge, _ring, _step_size
@@ -104,6 +105,9 @@ def one_bit_ring(
     def apply(vector, choice, state, step):
         del choice
         n, workers, layout = step.n, step.workers, step.layout
+        # On accelerators, whose memory is scarce, what is left overwrites the vector,
+        # which no result of a branch can do.
+        later = layout.exact and not _xla.on_cpu()
 
         def whole(vector, facts):
             mine = jnp.arange(step.w, dtype=jnp.int32) == step.rank
@@ -111,7 +115,7 @@ def one_bit_ring(
             total, facts = workers.sum((vector, rows))
             mean = total / step.w
             update = layout.round_all(mean)
-            left = workers.localize(mean - update)
+            left = () if later else workers.localize(mean - update)
             return update, left, facts, *measured(state, facts)
 
         def one_bit(vector, facts):
@@ -124,7 +128,8 @@ def one_bit_ring(
             facts = jax.lax.bitcast_convert_type(rows, jnp.float32)
             size, found = measured(state, facts)
             update = layout.round_all(jnp.where(_bits.unpack(words, n), found, -found))
-            return update, vector - update, facts, size, found
+            left = () if later else vector - update
+            return update, left, facts, size, found
 
         square = step.mean_square() if follows else 0.0
         facts = [
@@ -140,6 +145,8 @@ def one_bit_ring(
         else:
             outcome = workers.cond(full, whole, one_bit, vector, facts)
         update, left, facts, size, found = outcome
+        if later:
+            left = jnp.where(full, 0.0, vector - update)
         kept = jnp.sum(jnp.square(left)) / max(n, 1)
         details = OneBitDetails(found, jnp.sqrt(jnp.mean(facts[:, 1])), full)
         report = whole_report(n, facts[:, 2] > 0, details)

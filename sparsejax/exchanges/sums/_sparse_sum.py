@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax.exchanges._units import Units, indices_of
 from sparsejax.parts import Choice, Delivery, Report, Step
 
@@ -98,9 +99,13 @@ def deliver_sum(
         else:
             given = workers.sum(given)
         nonzero = jnp.any(given.reshape(units.number, units.size) != 0, axis=1)
-        return given / count, contributors, jnp.sum(nonzero, dtype=jnp.int32)
+        mean = given / count if _xla.on_cpu() else given
+        return mean, contributors, jnp.sum(nonzero, dtype=jnp.int32)
 
     mean, contributors, after = workers.cond(overflow, dense, sparse)
+    if not _xla.on_cpu():
+        # In the branch, the division would need memory of its own.
+        mean = jnp.where(overflow, mean / count, mean)
     rounded = step.layout.round_all(mean)
     error = mean - rounded
     if step.lossless:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._checks import (
     check_capacity,
     check_choice,
@@ -16,6 +17,7 @@ from sparsejax.parts import Choice, Sparsifier
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._fit._stages import tail_threshold
 from sparsejax.sparsifiers._fit._tails import FITS
+from sparsejax.sparsifiers._rungs import sample_of
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._selection import compact
 
@@ -57,6 +59,8 @@ def fitted(
     max_density: float | None = None,
 ) -> Sparsifier:
     """Selects `|x|` above a threshold that a fitted distribution gives for `density`.
+
+    On accelerators distributions are fitted to a sample of a long vector.
 
     Args:
       density: fraction of the coordinates that each worker aims at, in (0, 1], or a
@@ -107,13 +111,21 @@ def fitted(
         layout, density = step.layout, now(step)
         slots = slot_count(capacity, math.ceil(_TOO_MANY * target.most(step.n)), step.n)
         number = state.stages[step.rank] if stages is None else jnp.int32(stages)
+        least = 1 / max(step.n, 1) if callable(target.density) else target.density
+        most = most_stages(least) if stages is None else stages
+
+        def threshold_of(x):
+            if not _xla.on_cpu():
+                x = sample_of(x, target.max_density)
+            return tail_threshold(x, density, fit, number, most)
+
         if granularity == "vector":
-            found = tail_threshold(vector, density, fit, number)
+            found = threshold_of(vector)
             indices, demand = compact(vector, found, capacity=slots)
         else:
             bounds = [(layout.offsets[i], layout.sizes[i]) for i in layout.order]
             leaves = [vector[start : start + size] for start, size in bounds if size]
-            limits = [tail_threshold(x, density, fit, number) for x in leaves]
+            limits = [threshold_of(x) for x in leaves]
             reached = [jnp.abs(x) >= t for x, t in zip(leaves, limits, strict=True)]
             flags = jnp.concatenate(reached).astype(jnp.float32)
             indices, demand = compact(flags, 1.0, capacity=slots)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._workers import vary_like
 from sparsejax.sparsifiers._fit._tails import FITS, moments_above, scaled
 
@@ -23,8 +24,16 @@ def tail_threshold(
     density: Float[Array, ""] | float,
     fit: str,
     stages: Int[Array, ""],
+    most: int = 32,
 ) -> Float[Array, ""]:
     """The magnitude that a fraction `density` exceeds, if the fit is right.
+
+    Args:
+      vector: Float[n], per worker.
+      density: the fraction.
+      fit: a name in `FITS`.
+      stages: Int32[], the number of stages, at most `most`.
+      most: static. On accelerators the time grows with this number.
 
     The threshold is at most the largest magnitude, so at least one coordinate of a
     non-zero vector is selected, and always positive, so zeros are never selected.
@@ -37,13 +46,17 @@ def tail_threshold(
     log = math.log if isinstance(density, float) else jnp.log
     ratio = jnp.exp(log(density / _FIRST) / later_stages)
 
-    def refine(_, threshold):
+    trips = jnp.where(single, 0, stages - 1)
+
+    def refine(i, threshold):
         moments = moments_above(x, threshold)
         refined = later(moments, ratio)
-        return jnp.where(moments.size > 0, refined, threshold)
+        useful = (moments.size > 0) & (i < trips)
+        return jnp.where(useful, refined, threshold)
 
-    trips = jnp.where(single, 0, stages - 1)
     threshold = vary_like(threshold, stages)
-    threshold = jax.lax.fori_loop(0, trips, refine, threshold)
+    # An accelerator would wait for the host in each turn, if `trips` ended the loop.
+    turns = trips if _xla.on_cpu() else most - 1
+    threshold = jax.lax.fori_loop(0, turns, refine, threshold)
     threshold = jnp.minimum(threshold, 1.0) * largest
     return jnp.maximum(threshold, jnp.finfo(jnp.float32).tiny)

@@ -8,15 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparsejax import partitions, thresholds
+from sparsejax import _xla, partitions, thresholds
 from sparsejax._checks import check_capacity
 from sparsejax._workers import vary_like
 from sparsejax.parts import Choice, Sparsifier, Window
 from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._layers._shares import allocate, cut, rounded
+from sparsejax.sparsifiers._rungs import rungs
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
+from sparsejax.vectors._pieces import select_pieces
 from sparsejax.vectors._selection import select_in
+
+# Magnitudes of the samples of all layers together, and the fewest of one layer. A
+# hundredth of 2^20 tells a quota to within a hundredth.
+_SAMPLE, _FEW = 1 << 20, 1 << 10
 
 # A norm whose square overflows is infinite. Norms are clipped to this, so their sum is
 # finite.
@@ -83,6 +89,30 @@ def layerwise(
         ends = jnp.cumsum(counts)
         before = jnp.maximum(goals[part], ends - counts)
         wanted = jnp.maximum(jnp.minimum(goals[part + 1], ends) - before, 0)
+        window = Window(bounds[owned], n)
+        if not _xla.on_cpu():
+
+            def rungs_of(quota, start, size):
+                return rungs(
+                    rule,
+                    rule.init(most, 1),
+                    jnp.int32(0),
+                    quota,
+                    (vector, start, size),
+                    span=n,
+                    number=min(n - 1, max(_FEW, _SAMPLE // len(sizes))),
+                )
+
+            indices, demand, found = select_pieces(
+                vector,
+                edges,
+                (bounds[part], bounds[part + 1]),
+                jax.vmap(rungs_of)(wanted, first, length),
+                wanted,
+                capacity=slots,
+            )
+            found = jnp.min(found)
+            return Choice(indices, jnp.sum(demand), found, window), state
         largest = int(sizes.max())
 
         def visit(layer, carry):
@@ -113,7 +143,7 @@ def layerwise(
         start = vary_like(start, vector)
         indices, _, demand, lowest = jax.lax.fori_loop(low, high, visit, start)
         indices = indices[:slots]
-        return Choice(indices, demand, lowest, Window(bounds[owned], n)), state
+        return Choice(indices, demand, lowest, window), state
 
     made = Sparsifier(select, "disjoint")
     return or_everything(made, target.is_everything)

@@ -1,0 +1,115 @@
+"""Selection in a region at one of several thresholds, in one read of the region.
+
+The form for accelerators, where a sample suggests a threshold. Whether the quota
+reaches that threshold is known once the region was read, so lower ones are tried in the
+same read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax.numpy as jnp
+
+from sparsejax import _xla
+from sparsejax.vectors import _bits
+from sparsejax.vectors._regions import alike, read_region
+from sparsejax.vectors._selection import fill_slots
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float, Int, Int32, UInt32
+
+# Bits for the count of a row, and the words that may be counted in them.
+_FIELD, _BLOCK = 10, 16
+
+
+class Filled(NamedTuple):
+    """The coordinates of a region that reach a threshold. Per worker.
+
+    Attributes:
+      words: UInt32[span / 32], a bit for each coordinate from `window` on.
+      window: Int32[], a coordinate of the vector.
+      demand: Int32[], the number of set bits.
+      threshold: Float[].
+    """
+
+    words: UInt32[Array, " words"]
+    window: Int32[Array, ""]
+    demand: Int32[Array, ""]
+    threshold: Float[Array, ""]
+
+    def padded(self, span: int) -> Filled:
+        """As of a longer region: branches of a conditional need equal shapes."""
+        more = -(-span // _bits.WORD) - self.words.size
+        return self._replace(words=jnp.pad(self.words, (0, more)))
+
+    def indices(self, limit: Int[Array, ""], capacity: int, n: int):
+        """Int32[capacity]: at most `limit` of the coordinates; see `select_in`."""
+        return fill_slots(
+            self.words,
+            lambda place: self.window + place,
+            self.demand,
+            limit,
+            capacity,
+            n,
+        )
+
+
+def filled(
+    vector: Float[Array, " n"],
+    start: Int[Array, ""],
+    size: Int[Array, ""],
+    thresholds: Float[Array, " r"],
+    quota: Int[Array, ""],
+    *,
+    span: int,
+) -> Filled:
+    """The first of several thresholds that `quota` coordinates of a region reach.
+
+    The last one, if none is reached by as many.
+
+    Args:
+      vector: Float[n]. NaN never qualifies.
+      start: Int32[], the first coordinate of the region.
+      size: Int32[], the number of coordinates of the region; `start + size <= n`.
+      thresholds: Float[r], descending; one, two or three.
+      quota: Int32[], the number of coordinates that should reach a threshold.
+      span: static, `size <= span <= n`, at least 1.
+
+    Returns:
+      `Filled`; its method `indices` selects.
+
+    Example:
+      >>> x, thresholds = jnp.array([3.0, -0.5, -2.0, 9.0]), jnp.array([5.0, 1.0, 0.1])
+      >>> start, size, quota = jnp.array([0, 4, 2], jnp.int32)
+      >>> found = filled(x, start, size, thresholds, quota, span=4)
+      >>> print(found.indices(quota, 2, 4), found.demand, found.threshold)
+      [0 2] 3 1.0
+    """
+    start, size, thresholds, quota = alike(vector, start, size, thresholds, quota)
+    # Barrier: see `count_in`; and XLA takes NaN to reach a 0 that it sees.
+    start, thresholds = _xla.computed_once((start, thresholds.astype(jnp.float32)))
+    values, inside, window = read_region(vector, start, size, span)
+    rows = [_bits.pack((jnp.abs(values) >= t) & inside) for t in thresholds]
+    # Barrier against fusion: the counts would read the region again.
+    rows = _xla.computed_once(rows)
+    counts = _counts(rows)
+    each = list(zip(counts, list(thresholds), rows, strict=True))
+    taken = each[-1]
+    for rung in each[-2::-1]:
+        enough = rung[0] >= quota
+        taken = tuple(jnp.where(enough, a, b) for a, b in zip(rung, taken, strict=True))
+    demand, found, words = taken
+    return Filled(words, window, demand, found)
+
+
+def _counts(rows: list[UInt32[Array, " words"]]) -> list[Int32[Array, ""]]:
+    """The number of set bits in each of up to three rows: one sum for all of them."""
+    fields = sum(_bits.popcount(row) << (_FIELD * i) for i, row in enumerate(rows))
+    blocks = jnp.pad(fields, (0, -fields.size % _BLOCK)).reshape(-1, _BLOCK)
+    sums = jnp.sum(blocks, axis=1, dtype=jnp.int32)
+    shifts = _FIELD * jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+    counts = jnp.sum(
+        (sums[None] >> shifts) & ((1 << _FIELD) - 1), axis=1, dtype=jnp.int32
+    )
+    return list(counts)
