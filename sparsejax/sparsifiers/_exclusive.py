@@ -13,7 +13,7 @@ from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._rungs import rungs, sample_size, samples
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
-from sparsejax.vectors._ladder import Filled, filled
+from sparsejax.vectors._ladder import Filled, filled, window_of
 from sparsejax.vectors._reach import room
 from sparsejax.vectors._selection import select_in
 
@@ -140,20 +140,20 @@ def exclusive(
             found = threshold.find(state.threshold, part, quota, size, count_at)
             return *select_in(*region, found, limit, span=span, capacity=slots), found
 
-        short = 2 * -(-n // count)
+        short, read = min(span, 2 * -(-n // count)), window_of(n, start, span)
         if span > max(short, _LARGE):
+            fits = jnp.all(jnp.diff(bounds) <= short)
+            read = jnp.where(fits, window_of(n, start, short), read)
 
             def usual_search():
                 found = search(short)
                 return found.padded(span) if isinstance(found, Filled) else found
 
-            found = step.workers.cond(
-                jnp.all(jnp.diff(bounds) <= short), usual_search, lambda: search(span)
-            )
+            found = step.workers.cond(fits, usual_search, lambda: search(span))
         else:
             found = search(span)
         if isinstance(found, Filled):
-            indices, demand = found.indices(limit, slots, n), found.demand
+            indices, demand = found.indices(read, limit, slots, n), found.demand
             found = found.threshold
         else:
             indices, demand, found = found

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import _xla
 from sparsejax.vectors import _bits
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class EliasFano(NamedTuple):
         return 4 * (self._low_words + _word_count(self._high_size))
 
     def encode(self, numbers: Int[Array, " k"]) -> UInt32[Array, " c"]:
-        order = np.arange(self.slots, dtype=np.int32)
-        high = _set_bits((numbers >> self.low_bits) + order, self._high_size)
+        high = numbers >> self.low_bits
+        high = _set_bits(high + _order(self.slots), self._high_size)
         if not self.low_bits:
             return high
         # One row for each bit: any width, without shifts across words.
@@ -86,9 +87,8 @@ class EliasFano(NamedTuple):
 
     def high(self, code: UInt32[Array, " c"]) -> Int[Array, " k"]:
         """The numbers without their binary digits."""
-        order = np.arange(self.slots, dtype=np.int32)
-        words = code[self._low_words :]
-        return _bits.positions(words, jnp.asarray(order), lambda o: o) - order
+        words, order = code[self._low_words :], _order(self.slots)
+        return _bits.positions(words, order, lambda o: o) - order
 
     def digits(self, code: UInt32[Array, " c"]) -> UInt32[Array, "bits k"]:
         """The binary digits, 0 or 1, the least significant ones first."""
@@ -135,6 +135,14 @@ def cheapest(slots: int, span: int) -> IndexCode | EliasFano:
     if slots and span:
         codes += [EliasFano(slots, span, bits) for bits in range(span.bit_length())]
     return min(codes, key=lambda code: code.size)
+
+
+def _order(slots: int) -> Int[Array, " k"]:
+    """Int32[k]: the number of each slot."""
+    if _xla.on_cpu():
+        return jnp.asarray(np.arange(slots, dtype=np.int32))
+    # XLA would compute with a constant while it compiles for a GPU, for seconds.
+    return jnp.arange(slots, dtype=jnp.int32)
 
 
 def _word_count(bits: int) -> int:

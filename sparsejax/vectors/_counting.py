@@ -56,7 +56,7 @@ def count_in(
             values = vector.astype(jnp.float32)
             inside = values == values  # XLA takes NaN to reach a 0 that it sees.
         else:
-            values, inside, _ = read_region(vector, start, size, span)
+            values, inside = read_region(vector, start, size, span)
         return _counts_at_once(jnp.abs(values), inside, thresholds)
 
     def add(counts, row, magnitudes):

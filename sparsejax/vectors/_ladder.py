@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from sparsejax import _xla
 from sparsejax.vectors import _bits
-from sparsejax.vectors._regions import alike, read_region
+from sparsejax.vectors._regions import alike, read_region, tile_start
 from sparsejax.vectors._selection import fill_slots
 
 if TYPE_CHECKING:
@@ -27,14 +27,12 @@ class Filled(NamedTuple):
     """The coordinates of a region that reach a threshold. Per worker.
 
     Attributes:
-      words: UInt32[span / 32], a bit for each coordinate from `window` on.
-      window: Int32[], a coordinate of the vector.
+      words: UInt32[span / 32], a bit for each coordinate from `window_of` on.
       demand: Int32[], the number of set bits.
       threshold: Float[].
     """
 
     words: UInt32[Array, " words"]
-    window: Int32[Array, ""]
     demand: Int32[Array, ""]
     threshold: Float[Array, ""]
 
@@ -43,16 +41,20 @@ class Filled(NamedTuple):
         more = -(-span // _bits.WORD) - self.words.size
         return self._replace(words=jnp.pad(self.words, (0, more)))
 
-    def indices(self, limit: Int[Array, ""], capacity: int, n: int):
+    def indices(
+        self, window: Int[Array, ""], limit: Int[Array, ""], capacity: int, n: int
+    ) -> Int32[Array, " k"]:
         """Int32[capacity]: at most `limit` of the coordinates; see `select_in`."""
-        return fill_slots(
-            self.words,
-            lambda place: self.window + place,
-            self.demand,
-            limit,
-            capacity,
-            n,
-        )
+
+        def coordinate(place):
+            return window + place
+
+        return fill_slots(self.words, coordinate, self.demand, limit, capacity, n)
+
+
+def window_of(n: int, start: Int[Array, ""], span: int) -> Int[Array, ""]:
+    """Int32[]: the first coordinate of `n` that is read for a region."""
+    return tile_start(n, start, jnp.int32(0), span)
 
 
 def filled(
@@ -83,13 +85,13 @@ def filled(
       >>> x, thresholds = jnp.array([3.0, -0.5, -2.0, 9.0]), jnp.array([5.0, 1.0, 0.1])
       >>> start, size, quota = jnp.array([0, 4, 2], jnp.int32)
       >>> found = filled(x, start, size, thresholds, quota, span=4)
-      >>> print(found.indices(quota, 2, 4), found.demand, found.threshold)
+      >>> print(found.indices(start, quota, 2, 4), found.demand, found.threshold)
       [0 2] 3 1.0
     """
     start, size, thresholds, quota = alike(vector, start, size, thresholds, quota)
     # Barrier: see `count_in`; and XLA takes NaN to reach a 0 that it sees.
     start, thresholds = _xla.computed_once((start, thresholds.astype(jnp.float32)))
-    values, inside, window = read_region(vector, start, size, span)
+    values, inside = read_region(vector, start, size, span)
     rows = [_bits.pack((jnp.abs(values) >= t) & inside) for t in thresholds]
     # Barrier against fusion: the counts would read the region again.
     rows = _xla.computed_once(rows)
@@ -100,7 +102,7 @@ def filled(
         enough = rung[0] >= quota
         taken = tuple(jnp.where(enough, a, b) for a, b in zip(rung, taken, strict=True))
     demand, found, words = taken
-    return Filled(words, window, demand, found)
+    return Filled(words, demand, found)
 
 
 def _counts(rows: list[UInt32[Array, " words"]]) -> list[Int32[Array, ""]]:

@@ -86,7 +86,8 @@ class Reach(NamedTuple):
         more = more[: self.room].astype(jnp.int32)
         more = jnp.pad(more, (0, self.spare))
         numbers = self.code.joined((high << self.more_bits) | more, digits)
-        numbers = jnp.where(np.arange(high.size) < self.room, numbers, self.span)
+        order = jnp.arange(high.size, dtype=jnp.int32)
+        numbers = jnp.where(order < self.room, numbers, self.span)
         return jnp.where(long, numbers, self.code.joined(high, digits))
 
     def _mask(self, bits):

@@ -110,7 +110,7 @@ def read_tile(vector, start, size, row, tile: int):
 
 
 def read_region(vector, start, size, span: int):
-    """`read_tile` of a whole region, for accelerators; and the first coordinate read.
+    """`read_tile` of a whole region, for accelerators.
 
     Each number of a few coordinates that is computed before the read is a kernel.
     """
@@ -118,7 +118,7 @@ def read_region(vector, start, size, span: int):
     values = jax.lax.dynamic_slice(vector, (window,), (span,))
     place = window + jnp.arange(span, dtype=jnp.int32)
     inside = (place >= start) & (place - size < start)
-    return values.astype(jnp.float32), inside, window
+    return values.astype(jnp.float32), inside
 
 
 def scan_region(step, carry, vector, start, size, span: int):

@@ -30,7 +30,7 @@ from sparsejax.vectors._regions import (
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Int32, UInt32
 
-# The number of computed slots is a multiple of this.
+# On CPU, the number of computed slots is a multiple of this.
 _ALIGNED = 128
 
 
@@ -94,7 +94,7 @@ def select_in(
     if span and not _xla.on_cpu():
         # As in `count_in`; and XLA takes NaN to reach a 0 that it sees.
         start, threshold = _xla.computed_once((start, threshold))
-        values, inside, _ = read_region(vector, start, size, span)
+        values, inside = read_region(vector, start, size, span)
         words = _bits.pack((jnp.abs(values) >= threshold) & inside)
     else:
         words = jnp.zeros(rows * tile_words, jnp.uint32) + nothing.astype(jnp.uint32)
@@ -154,7 +154,8 @@ def fill_slots(
     """
     kept = jnp.minimum(jnp.minimum(demand, quota), capacity)
     # An odd number of slots takes more than twice as long on XLA:CPU.
-    slots = jnp.arange(-(-capacity // _ALIGNED) * _ALIGNED, dtype=jnp.int32)
+    aligned = _ALIGNED if _xla.on_cpu() else 1
+    slots = jnp.arange(-(-capacity // aligned) * aligned, dtype=jnp.int32)
     # `maximum` avoids division by 0 if nothing is kept; `minimum` keeps the ranks of
     # empty slots in range.
     ranks = muldiv(jnp.minimum(slots, kept), demand, jnp.maximum(kept, 1))
