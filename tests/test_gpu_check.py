@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 import re
 
 import jax
@@ -167,14 +169,30 @@ def test_a_late_exchange_hides_behind_the_products(name, kind):
     assert all(place > products[-1] for place, _ in found)
 
 
-@pytest.mark.parametrize("name", ["exdyna", "micro", "topk"])
+FIRST = ("exdyna", "micro", "topk")
+RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks/results/h100_compiled.json"
+KEPT = {row["recipe"]: row for row in json.loads(RESULTS.read_text())[0]["rows"]}
+# The bars of the two recipes for many coordinates.
+BARS = {"exdyna": (9.0, 91, 1.1), "micro": (9.0, 90, 1.1)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FIRST else pytest.param(name, marks=pytest.mark.second_tier)
+        for name in KEPT
+    ],
+)
 def test_bounds(name):
-    """1e8 coordinates on eight H100."""
-    row = gpu_check.check(RECIPES[name].build(0.01), _mesh(), 100_000_000)
-    assert row["host_loops"] == row["sorts"] == 0
-    assert row["conditionals"] == (name == "exdyna")  # parts beyond the usual size
-    # Of exdyna, 0.03 passes and a kernel decode the indices of parts that moved, which
-    # take a tenth fewer bytes.
-    assert row["passes"] <= {"exdyna": 9.33, "micro": 9.0, "topk": 17}[name]
-    assert row["kernels"] <= {"exdyna": 91, "micro": 90, "topk": 160}[name]
-    assert row["temporaries"] <= (1.65 if name == "topk" else 1.1)
+    """1e8 coordinates on eight H100: no number is above that of the published table."""
+    recipe = gpu_check.BUILDERS[name](0.01)
+    row, kept = gpu_check.check(recipe, _mesh(), 100_000_000), KEPT[name]
+    assert row["host_loops"] == 0
+    assert row["sorts"] == (name in ("chunked_topk", "sparseloco"))  # of slots
+    # Parts beyond the usual size; whole vectors from time to time; an overflow.
+    assert row["conditionals"] == (name in ("exdyna", "marsit", "zen"))
+    for number in ("passes", "kernels", "temporaries"):
+        assert row[number] <= kept[number] * 1.005, number
+    if name in BARS:
+        found = (row["passes"], row["kernels"], row["temporaries"])
+        assert all(a <= b for a, b in zip(found, BARS[name], strict=True))

@@ -53,8 +53,7 @@ def count_in(
         # search share to memory.
         start, thresholds = _xla.computed_once((start, thresholds))
         if whole:
-            values = vector.astype(jnp.float32)
-            inside = values == values  # XLA takes NaN to reach a 0 that it sees.
+            values, inside = vector.astype(jnp.float32), None
         else:
             values, inside = read_region(vector, start, size, span)
         return _counts_at_once(jnp.abs(values), inside, thresholds)
@@ -92,23 +91,26 @@ def _counts(
 
 def _counts_at_once(
     magnitudes: Float[Array, " m"],
-    inside: Bool[Array, " m"],
+    inside: Bool[Array, " m"] | None,
     thresholds: Float[Array, " t"],
 ) -> Int32[Array, " t"]:
     """`_counts` of the magnitudes `inside`: one read for any number of thresholds.
+
+    `None` stands for all of them.
 
     XLA:GPU computes all sums over the same runs in one kernel. It would write masked
     magnitudes to memory first, so the flags are masked.
     """
     rest = -magnitudes.size % RUN
-    runs, inside = (
-        jnp.pad(x, (0, rest)).reshape(-1, RUN) for x in (magnitudes, inside)
-    )
+    runs = jnp.pad(magnitudes, (0, rest), constant_values=jnp.nan).reshape(-1, RUN)
+    if inside is not None:
+        inside = jnp.pad(inside, (0, rest)).reshape(-1, RUN)
     words = []
     for group in range(0, thresholds.size, 4):
         fields = jnp.zeros(runs.shape, jnp.uint32)
         for j in range(min(4, thresholds.size - group)):
-            reached = (runs >= thresholds[group + j]) & inside
+            reached = runs >= thresholds[group + j]
+            reached = reached if inside is None else reached & inside
             fields = fields | (reached.astype(jnp.uint32) << (8 * j))
         words.append(jnp.sum(fields, axis=1, dtype=jnp.uint32))
     shifts = jnp.arange(0, 32, 8, dtype=jnp.uint32)[None, :, None]
