@@ -44,7 +44,7 @@ gpu-check: $(GPU)/.ready  ## Compiles every recipe for eight H100, and prints on
 	JAX_PLATFORMS=cpu $(GPU)/bin/python -m sparsejax.bench.gpu_check $(GPU_ARGS)
 
 gpu-test: $(GPU)/.ready  ## The bounds that programs for GPUs keep.
-	JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -q tests/test_gpu_check.py
+	JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -q tests/test_gpu_check.py $(ROWS)
 
 $(GPU)/.ready: pyproject.toml
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
