@@ -206,8 +206,6 @@ class _Blocks(NamedTuple):
     def join(
         self, magnitudes: Float[Array, "b s"], negative: Bool[Array, "b s"]
     ) -> Float[Array, " m"]:
-        # Whole blocks first: a loop over the slots that are left would divide the index
-        # of every value.
         values = _xla.computed_once(jnp.where(negative, -magnitudes, magnitudes))
         return values.reshape(-1)[: self.m]
 
@@ -229,9 +227,12 @@ class _Blocks(NamedTuple):
     ) -> tuple[UInt16[Array, "b c"], Int[Array, "b s"], Bool[Array, "b s"]]:
         """The inverse of `pack`."""
         whole = words.reshape(self.number, -1)
-        codes = whole[:, None, scales:].astype(jnp.int32) >> self._shifts()
-        codes = codes.reshape(self.number, self.length) & ((1 << self.bits) - 1)
-        top = 1 << self.bits - 1
+        # Barriers here and in `join`, and slices in place of one broadcast: fused with
+        # its neighbours, XLA:CPU makes this a loop of ten times the time.
+        body = _xla.computed_once(whole[:, scales:].astype(jnp.int32))
+        parts = [body >> shift for shift in range(0, _WORD, self.bits)]
+        codes = jnp.stack(parts, axis=1).reshape(self.number, self.length)
+        codes, top = codes & ((1 << self.bits) - 1), 1 << self.bits - 1
         return whole[:, :scales], codes & (top - 1), (codes & top) > 0
 
     def _shifts(self) -> Int[Array, "1 p 1"]:
