@@ -53,8 +53,14 @@ def sparse_report(
       facts: `(demand [w], threshold [w], dropped [w])` of all workers, replicated.
       details: the facts that only this exchange reports.
     """
+    return counted_report(jnp.sum(indices < n, dtype=jnp.int32), n, facts, details)
+
+
+def counted_report(
+    sent: Int[Array, ""], n: int, facts: tuple[Array, Array, Array], details=()
+) -> Report:
+    """`sparse_report` of `sent` Int32[] distinct coordinates. Replicated."""
     demand, threshold, dropped = facts
-    sent = jnp.sum(indices < n, dtype=jnp.int32)
     density = sent.astype(jnp.float32) / max(n, 1)
     return Report(demand, sent, density, threshold, dropped, details)
 

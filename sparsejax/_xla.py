@@ -93,6 +93,14 @@ def read_before(read: Any, written: Any) -> tuple[Any, Any]:
     return jax.lax.optimization_barrier((read, written))
 
 
+def computed_together(parts: Any) -> Any:
+    """`parts` of a message; on accelerators all are computed before any part is used.
+
+    Otherwise the scheduler puts off small parts, and the message stays in memory.
+    """
+    return parts if on_cpu() else jax.lax.optimization_barrier(parts)
+
+
 def after(x: Any, until: Any) -> Any:
     """`x`, unchanged, for operations that must not start before `until` is computed."""
     if barriers_merge_types():

@@ -22,8 +22,9 @@ def sum_in_order(
     indices: Int[Array, "w k"],
     values: Float[Array, "w k *D"],
     divisor: Int[Array, ""] | int,
+    until: Int[Array, ""],
     step: Step,
-) -> tuple[Float[Array, " n"], Int[Array, "w k"]]:
+) -> tuple[Float[Array, " n"], Int[Array, ""], Int[Array, "w k"] | None]:
     """The sum of all pairs over `divisor`, and their units. Replicated.
 
     The indices of one worker are distinct, so every device adds in the same order. On a
@@ -35,16 +36,20 @@ def sum_in_order(
       indices: Int32[w, k], replicated: of units; empty slots hold their number.
       values: of each unit, replicated.
       divisor: of the sum.
+      until: Int32[], not negative, computed before the sum takes memory.
       step: the step.
 
     Returns:
       sum: Float[n], 0 elsewhere.
-      distinct: Int32[w, k], each unit in the slot of the first worker that sent it.
+      number: Int32[], of distinct units.
+      distinct: Int32[w, k], each unit in the slot of the first worker that sent it;
+        None if the gradient's dtypes hold every sum, so nobody asks.
     """
-    zeros = units.split(_xla.late_zeros(units.n, jnp.min(indices, initial=0)))
+    zeros = units.split(_xla.late_zeros(units.n, until))
     zeros = vary_like(zeros, values)
     if step.support != "disjoint" and not _xla.on_cpu():
-        return _with_marks(units, indices, values, divisor, zeros)
+        listed = not step.layout.exact
+        return _with_marks(units, indices, values, divisor, zeros, listed)
     values = values / divisor
     total = jax.lax.fori_loop(
         0,
@@ -54,29 +59,36 @@ def sum_in_order(
     )
     if step.support != "disjoint":
         indices = distinct(indices, units.number)
-    return total.reshape(-1), indices
+    number = jnp.sum(indices < units.number, dtype=jnp.int32)
+    return total.reshape(-1), number, None if step.layout.exact else indices
 
 
-def _with_marks(units, indices, values, divisor, zeros):
-    """Both in one walk: a unit to which nobody has added holds negative zeros.
+def _with_marks(units, indices, values, divisor, zeros, listed):
+    """All in one walk: a unit to which nobody has added holds negative zeros.
 
     Sums of positive zeros and other numbers never are. So marks take no memory, which
-    on accelerators is scarcer than time.
+    on accelerators is scarcer than time; and units are not `listed` to be counted.
     """
 
     def add(r, carry):
-        total, first = carry
+        total, found = carry
         row = indices[r]
         known = total.at[row].get(mode="fill", fill_value=0)
         # Barrier against copy insertion: see `distinct`.
         known, total = _xla.read_before(known, total)
         head = known.reshape(len(row), -1)[:, 0]
         fresh = jnp.signbit(head) & (head == 0)
-        first = first.at[r].set(jnp.where(fresh, row, units.number))
+        if listed:
+            found = found.at[r].set(jnp.where(fresh, row, units.number))
+        else:
+            found = found + fresh.astype(jnp.int32)
         given = values[r] / divisor
         added = known + jnp.where(given == 0, 0.0, given)
-        return total.at[row].set(added, mode="drop"), first
+        return total.at[row].set(added, mode="drop"), found
 
-    start = (-zeros, vary_like(jnp.zeros_like(indices), values))
-    total, first = jax.lax.fori_loop(0, len(indices), add, start)
-    return total.reshape(-1), first
+    found = jnp.zeros_like(indices if listed else indices[0])
+    start = (-zeros, vary_like(found, values))
+    total, found = jax.lax.fori_loop(0, len(indices), add, start)
+    counts = (found < units.number) if listed else found
+    number = jnp.sum(counts, dtype=jnp.int32)
+    return total.reshape(-1), number, found if listed else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 
 from sparsejax import _xla
-from sparsejax._report import sparse_report
+from sparsejax._report import counted_report
 from sparsejax._workers import vary_like
 from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._ordered_sum import sum_in_order
@@ -72,14 +72,17 @@ def add_pairs(
       report: Report, replicated.
     """
     layout, count = step.layout, step.w
-    total, first = sum_in_order(units, indices, values, divisor, step)
-    first = units.coordinates(first.ravel())
     chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
-    report = sparse_report(first, step.n, facts)
-    details = PairsDetails(chosen, report.sent, mean_error(errors))
-    report = report._replace(details=details)
+    # The sum takes memory when the whole message has been read.
+    read = (jnp.min(indices, initial=0), values, facts, errors)
+    until, values, facts, errors = _xla.computed_together(read)
+    total, number, first = sum_in_order(units, indices, values, divisor, until, step)
+    sent = number * units.size
+    details = PairsDetails(chosen, sent, mean_error(errors))
+    report = counted_report(sent, step.n, facts, details)
     own = jnp.zeros((values[0].size,), values.dtype)
-    if not layout.exact:
+    if first is not None:
+        first = units.coordinates(first.ravel())
         mean = total.at[first].get(mode="fill", fill_value=0)
         rest = mean - layout.round(first, mean)
         total = total.at[first].add(-rest, mode="drop")
