@@ -161,7 +161,8 @@ def hashed_owners(
         facts = Facts.of(choice, failed, step)
         message = (facts, (longest, pushed, owned), body)
         gathered = step.workers.gather(_codec.pack(message))
-        facts, (longest, pushed, owned), body = _codec.unpack(gathered, message)
+        *facts, body = _codec.unpack(gathered, message)
+        facts, (longest, pushed, owned) = _xla.computed_together(facts)
         tried = jnp.sum(owned, dtype=jnp.int32)
 
         def report(before, after, overflow):
