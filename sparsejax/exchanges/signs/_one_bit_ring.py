@@ -113,9 +113,11 @@ def one_bit_ring(
             mine = jnp.arange(step.w, dtype=jnp.int32) == step.rank
             rows = jnp.where(mine[:, None], facts[None], 0)
             total, facts = workers.sum((vector, rows))
+            if later:
+                return total, (), facts, *measured(state, facts)
             mean = total / step.w
             update = layout.round_all(mean)
-            left = () if later else workers.localize(mean - update)
+            left = workers.localize(mean - update)
             return update, left, facts, *measured(state, facts)
 
         def one_bit(vector, facts):
@@ -146,6 +148,8 @@ def one_bit_ring(
             outcome = workers.cond(full, whole, one_bit, vector, facts)
         update, left, facts, size, found = outcome
         if later:
+            # In the branch, the division would need memory of its own.
+            update = jnp.where(full, update / step.w, update)
             left = jnp.where(full, 0.0, vector - update)
         kept = jnp.sum(jnp.square(left)) / max(n, 1)
         details = OneBitDetails(found, jnp.sqrt(jnp.mean(facts[:, 1])), full)
