@@ -174,6 +174,9 @@ RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks/results/h100_compiled.
 KEPT = {row["recipe"]: row for row in json.loads(RESULTS.read_text())[0]["rows"]}
 # The bars of the two recipes for many coordinates.
 BARS = {"exdyna": (9.0, 90, 1.1), "micro": (9.0, 90, 1.1)}
+# Temporaries of recipes whose exchange holds more than one vector or message.
+MEMORY = {"topk": 1.3, "dgc": 1.3, "hard_threshold": 1.3, "sidco": 1.3}
+MEMORY |= {"zen": 2.2, "marsit": 1.6}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,7 @@ def test_bounds(name):
     assert row["conditionals"] == (name in ("exdyna", "marsit", "zen"))
     for number in ("passes", "kernels", "temporaries"):
         assert row[number] <= kept[number] * 1.005, number
+    assert row["temporaries"] <= MEMORY.get(name, 2)
     if name in BARS:
         found = (row["passes"], row["kernels"], row["temporaries"])
         assert all(a <= b for a, b in zip(found, BARS[name], strict=True))
