@@ -107,7 +107,8 @@ def filled(
 
 def _counts(rows: list[UInt32[Array, " words"]]) -> list[Int32[Array, ""]]:
     """The number of set bits in each of up to three rows: one sum for all of them."""
-    fields = sum(_bits.popcount(row) << (_FIELD * i) for i, row in enumerate(rows))
+    each = [_bits.popcount(row) << (_FIELD * i) for i, row in enumerate(rows)]
+    fields = sum(each[1:], start=each[0])
     blocks = jnp.pad(fields, (0, -fields.size % _BLOCK)).reshape(-1, _BLOCK)
     sums = jnp.sum(blocks, axis=1, dtype=jnp.int32)
     shifts = _FIELD * jnp.arange(len(rows), dtype=jnp.int32)[:, None]

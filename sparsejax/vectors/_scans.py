@@ -57,7 +57,8 @@ def _running(
     """
     if _xla.on_cpu():
         return jax.lax.associative_scan(combine, x)
-    within, parts, level = np.tri(_ROW, dtype=bool)[None], [], x
+    within, level = np.tri(_ROW, dtype=bool)[None], x
+    parts: list[Array] = []
     while not parts or level.size > 1:
         length = _ROW if level.size <= _FEW else _WINDOW
         rows = jnp.pad(level, (0, -level.size % length)).reshape(-1, length)
