@@ -159,13 +159,15 @@ def _means(
 
     def counts(several):
         # A sum of one number counts the members of three labels, in ten bits each.
-        units = sum((labels == b) << _COUNT * i for i, b in enumerate(several))
-        total = jnp.sum(units, axis=1, dtype=jnp.int32)
+        members = [(labels == b).astype(jnp.int32) for b in several]
+        units = [x << _COUNT * i for i, x in enumerate(members)]
+        total = jnp.sum(sum(units[1:], start=units[0]), axis=1, dtype=jnp.int32)
         return [total >> _COUNT * i & (1 << _COUNT) - 1 for i in range(len(several))]
 
     numbers = [x for i in range(0, len(wanted), 3) for x in counts(wanted[i : i + 3])]
     totals = [jnp.sum(jnp.where(labels == b, values, 0.0), axis=1) for b in wanted]
-    return jnp.stack(totals, axis=1) / jnp.maximum(jnp.stack(numbers, axis=1), 1)
+    members = jnp.maximum(jnp.stack(numbers, axis=1), 1).astype(jnp.float32)
+    return jnp.stack(totals, axis=1) / members
 
 
 def _shares(
