@@ -16,7 +16,7 @@ from sparsejax import _xla, thresholds
 from sparsejax.sparsifiers import _rungs
 from sparsejax.sparsifiers._layers import _layerwise
 from sparsejax.vectors import _scans
-from sparsejax.vectors._ladder import filled, window_of
+from sparsejax.vectors._ladder import filled
 from sparsejax.vectors._pieces import select_pieces
 from sparsejax.vectors._sample import sample_in
 
@@ -81,7 +81,7 @@ def test_the_first_threshold_that_fills_the_quota_is_taken(data):
 @jax.jit
 def chosen(x, start, size, rungs, quota, limit):
     found = filled(x, start, size, rungs, quota, span=700).padded(800)
-    indices = found.indices(window_of(1000, start, 700), limit, 250, 1000)
+    indices = found.indices(limit, 250, 1000)
     return indices, found.demand, found.threshold
 
 

@@ -13,7 +13,7 @@ from sparsejax.sparsifiers._everything import or_everything
 from sparsejax.sparsifiers._rungs import rungs, sample_size, samples
 from sparsejax.sparsifiers._target import Schedule, Target, slot_count
 from sparsejax.vectors._counting import count_in
-from sparsejax.vectors._ladder import Filled, filled, window_of
+from sparsejax.vectors._ladder import filled
 from sparsejax.vectors._reach import room
 from sparsejax.vectors._selection import select_in
 
@@ -118,7 +118,8 @@ def exclusive(
 
         limit = jnp.minimum(threshold.limit(quota, slots), most)
         region = (vector, start, size)
-        if n and samples(threshold):
+        sampled = n > 0 and samples(threshold)
+        if sampled:
             number = sample_size(span, -(-n // count), max(goal, 1) / n)
             known = rungs(
                 threshold,
@@ -130,31 +131,29 @@ def exclusive(
                 number=number,
             )
 
-        def search(span):
-            if n and samples(threshold):
-                return filled(*region, known, quota, span=span)
+        def search(longest):
+            if sampled:
+                return filled(*region, known, quota, span=longest).padded(span)
 
             def count_at(thresholds):
-                return count_in(*region, thresholds, span=span)
+                return count_in(*region, thresholds, span=longest)
 
             found = threshold.find(state.threshold, part, quota, size, count_at)
-            return *select_in(*region, found, limit, span=span, capacity=slots), found
+            chosen = select_in(*region, found, limit, span=longest, capacity=slots)
+            return *chosen, found
 
-        short, read = min(span, 2 * -(-n // count)), window_of(n, start, span)
+        short = 2 * -(-n // count)
         if span > max(short, _LARGE):
-            fits = jnp.all(jnp.diff(bounds) <= short)
-            read = jnp.where(fits, window_of(n, start, short), read)
-
-            def usual_search():
-                found = search(short)
-                return found.padded(span) if isinstance(found, Filled) else found
-
-            found = step.workers.cond(fits, usual_search, lambda: search(span))
+            found = step.workers.cond(
+                jnp.all(jnp.diff(bounds) <= short),
+                lambda: search(short),
+                lambda: search(span),
+            )
         else:
             found = search(span)
-        if isinstance(found, Filled):
-            indices, demand = found.indices(read, limit, slots, n), found.demand
-            found = found.threshold
+        if sampled:
+            indices = found.indices(limit, slots, n)
+            demand, found = found.demand, found.threshold
         else:
             indices, demand, found = found
         window = Window(bounds[owned], span, usual, long)

@@ -19,22 +19,24 @@ from sparsejax.vectors._selection import fill_slots
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Int32, UInt32
 
-# Bits for the count of a row, and the words that may be counted in them.
-_FIELD, _BLOCK = 10, 16
+# Words whose bits are counted in one small sum.
+_BLOCK = 16
 
 
 class Filled(NamedTuple):
     """The coordinates of a region that reach a threshold. Per worker.
 
     Attributes:
-      words: UInt32[span / 32], a bit for each coordinate from `window_of` on.
+      words: UInt32[span / 32], a bit for each coordinate from `window` on.
       demand: Int32[], the number of set bits.
       threshold: Float[].
+      window: Int32[], the first coordinate that was read.
     """
 
     words: UInt32[Array, " words"]
     demand: Int32[Array, ""]
     threshold: Float[Array, ""]
+    window: Int32[Array, ""]
 
     def padded(self, span: int) -> Filled:
         """As of a longer region: branches of a conditional need equal shapes."""
@@ -42,19 +44,14 @@ class Filled(NamedTuple):
         return self._replace(words=jnp.pad(self.words, (0, more)))
 
     def indices(
-        self, window: Int[Array, ""], limit: Int[Array, ""], capacity: int, n: int
+        self, limit: Int[Array, ""], capacity: int, n: int
     ) -> Int32[Array, " k"]:
         """Int32[capacity]: at most `limit` of the coordinates; see `select_in`."""
 
         def coordinate(place):
-            return window + place
+            return self.window + place
 
         return fill_slots(self.words, coordinate, self.demand, limit, capacity, n)
-
-
-def window_of(n: int, start: Int[Array, ""], span: int) -> Int[Array, ""]:
-    """Int32[]: the first coordinate of `n` that is read for a region."""
-    return tile_start(n, start, jnp.int32(0), span)
 
 
 def filled(
@@ -85,7 +82,7 @@ def filled(
       >>> x, thresholds = jnp.array([3.0, -0.5, -2.0, 9.0]), jnp.array([5.0, 1.0, 0.1])
       >>> start, size, quota = jnp.array([0, 4, 2], jnp.int32)
       >>> found = filled(x, start, size, thresholds, quota, span=4)
-      >>> print(found.indices(start, quota, 2, 4), found.demand, found.threshold)
+      >>> print(found.indices(quota, 2, 4), found.demand, found.threshold)
       [0 2] 3 1.0
     """
     start, size, thresholds, quota = alike(vector, start, size, thresholds, quota)
@@ -102,17 +99,14 @@ def filled(
         enough = rung[0] >= quota
         taken = tuple(jnp.where(enough, a, b) for a, b in zip(rung, taken, strict=True))
     demand, found, words = taken
-    return Filled(words, demand, found)
+    window = tile_start(vector.size, start, jnp.int32(0), span)
+    return Filled(words, demand, found, window)
 
 
 def _counts(rows: list[UInt32[Array, " words"]]) -> list[Int32[Array, ""]]:
-    """The number of set bits in each of up to three rows: one sum for all of them."""
-    each = [_bits.popcount(row) << (_FIELD * i) for i, row in enumerate(rows)]
-    fields = sum(each[1:], start=each[0])
-    blocks = jnp.pad(fields, (0, -fields.size % _BLOCK)).reshape(-1, _BLOCK)
-    sums = jnp.sum(blocks, axis=1, dtype=jnp.int32)
-    shifts = _FIELD * jnp.arange(len(rows), dtype=jnp.int32)[:, None]
-    counts = jnp.sum(
-        (sums[None] >> shifts) & ((1 << _FIELD) - 1), axis=1, dtype=jnp.int32
-    )
-    return list(counts)
+    """The number of set bits in each of up to three rows."""
+    blocks = [
+        jnp.pad(_bits.popcount(row), (0, -row.size % _BLOCK)).reshape(-1, _BLOCK)
+        for row in rows
+    ]
+    return list(jnp.sum(_bits.sums_at_once(blocks), axis=1, dtype=jnp.int32))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import _xla
+from sparsejax.vectors import _bits
 from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _WORD = 16
 _BLOCK = 512  # slots that share a scale
-_COUNT = 10  # bits of a number of slots of a block
 
 # Levels of the code of 8 bits: 0, and powers of 2^(1/8) up to the largest of a block.
 _STEPS = 8
@@ -156,18 +156,11 @@ def _means(
     labels: Int[Array, "b s"], values: Float[Array, "b s"], wanted: range
 ) -> Float[Array, "b c"]:
     """The mean of the values with each of the `wanted` labels; 0 for no value."""
-
-    def counts(several):
-        # A sum of one number counts the members of three labels, in ten bits each.
-        members = [(labels == b).astype(jnp.int32) for b in several]
-        units = [x << _COUNT * i for i, x in enumerate(members)]
-        total = jnp.sum(sum(units[1:], start=units[0]), axis=1, dtype=jnp.int32)
-        return [total >> _COUNT * i & (1 << _COUNT) - 1 for i in range(len(several))]
-
-    numbers = [x for i in range(0, len(wanted), 3) for x in counts(wanted[i : i + 3])]
-    totals = [jnp.sum(jnp.where(labels == b, values, 0.0), axis=1) for b in wanted]
-    members = jnp.maximum(jnp.stack(numbers, axis=1), 1).astype(jnp.float32)
-    return jnp.stack(totals, axis=1) / members
+    members = [labels == b for b in wanted]
+    numbers = [_bits.sums_at_once(members[i : i + 3]) for i in range(0, len(wanted), 3)]
+    totals = [jnp.sum(jnp.where(mine, values, 0.0), axis=1) for mine in members]
+    number = jnp.maximum(jnp.concatenate(numbers), 1).astype(jnp.float32)
+    return (jnp.stack(totals) / number).T
 
 
 def _shares(
@@ -220,7 +213,8 @@ class _Blocks(NamedTuple):
         """Scales, numbers below 2^(bits - 1) and signs as one message."""
         signs = negative.astype(jnp.int32) << self.bits - 1
         codes = (numbers | signs).reshape(self.number, _WORD // self.bits, -1)
-        words = jnp.sum(codes << self._shifts(), axis=1, dtype=jnp.int32)
+        shifts = jnp.arange(0, _WORD, self.bits, dtype=jnp.int32)[None, :, None]
+        words = jnp.sum(codes << shifts, axis=1, dtype=jnp.int32)
         whole = jnp.concatenate([scales, words.astype(jnp.uint16)], axis=1)
         return whole.reshape(-1)
 
@@ -234,8 +228,5 @@ class _Blocks(NamedTuple):
         body = _xla.computed_once(whole[:, scales:].astype(jnp.int32))
         parts = [body >> shift for shift in range(0, _WORD, self.bits)]
         codes = jnp.stack(parts, axis=1).reshape(self.number, self.length)
-        codes, top = codes & ((1 << self.bits) - 1), 1 << self.bits - 1
+        top = 1 << self.bits - 1
         return whole[:, :scales], codes & (top - 1), (codes & top) > 0
-
-    def _shifts(self) -> Int[Array, "1 p 1"]:
-        return jnp.arange(0, _WORD, self.bits, dtype=jnp.int32)[None, :, None]
