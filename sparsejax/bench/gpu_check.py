@@ -32,6 +32,9 @@ from sparsejax.examples._training import RECIPES
 DEVICE = pathlib.Path(__file__).with_name("h100_sxm.txtpb")
 BANDWIDTH = 3.35e12  # bytes per second of an H100's memory
 EXCHANGE, TRAIN = "exchange", "train"
+# There is no device to tune kernels on. The tuner would compile each kernel by itself
+# and take the first setting that compiles: the same program, in nearly twice the time.
+_UNTUNED: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
 # Of a density.
 BUILDERS = {name: row.build for name, row in RECIPES.items()} | {"zen": sparsejax.zen}
 
@@ -93,7 +96,7 @@ def gpu_mesh(workers: int, hosts: int = 1) -> Mesh:
 def compiled_step(tx: Any, mesh: Mesh, n: int, kind: str) -> jax.stages.Compiled:
     """A step of `tx`, compiled for the devices of `mesh`."""
     with _xla.traced_for("gpu"):
-        return _lowered(tx, mesh, n, kind).compile()
+        return _lowered(tx, mesh, n, kind).compile(compiler_options=_UNTUNED)
 
 
 def check(recipe: Any, mesh: Mesh, n: int, kind: str = EXCHANGE) -> dict[str, Any]:

@@ -1,0 +1,111 @@
+"""The code of one bit a value: the signs of a block, or only its largest values.
+
+Where magnitudes are alike, signs and one magnitude say most of a block. Where few
+values hold most of its energy, signs would add noise everywhere. Each block takes the
+code that leaves less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from sparsejax.vectors._value_blocks import (
+    Blocks,
+    ValueCode,
+    from_bfloat16,
+    shares_of,
+    to_bfloat16,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float, Int, Shaped
+
+# One bit for each of 16 slots is a word of two bytes. A byte tells one of the slots in
+# four bits, a sign in one, and a level in three: the largest magnitude of the block
+# times a power of 2^-0.75, or zero.
+_SLOTS, _BYTES = 16, 2
+_OCTAVES = 0.75
+_ZERO = 7
+_LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float32)
+# The sign of a scale, which is not negative, tells the code of its block.
+_FEW = 1 << 15
+
+
+def one_bit(m: int) -> ValueCode:
+    """1 bit for each of `m` values.
+
+    With the signs, each value is decoded as the mean magnitude of its block, zeros too.
+    With the largest values, two of 16 slots are decoded to within 30 %, unless they lie
+    below 2^-4.9 of the largest of their block, and all others as zero.
+    """
+    blocks = Blocks.of(m, 1)
+
+    def encode(values):
+        rows = blocks.split(values)
+        shares, largest = shares_of(rows)
+        negative = jnp.signbit(rows)
+        total = jnp.sum(shares, axis=1)
+        number = jnp.sum(shares > 0, axis=1, dtype=jnp.int32)
+        mean = total / jnp.maximum(number, 1)
+        # A value x that is decoded as q takes 2 q x - q^2 from the squares of a block.
+        by_signs = mean * (2 * total - mean * blocks.length)
+        few, by_few = _largest(_grid(shares), _grid(negative))
+        chosen = by_few > by_signs
+        scales = to_bfloat16(jnp.where(chosen, 1.0, mean) * largest)
+        scales = jnp.where(chosen, scales | _FEW, scales)
+        signs = blocks.body(jnp.zeros_like(rows, jnp.int32), negative)
+        body = jnp.where(chosen[:, None], few, signs)
+        return blocks.message(scales[:, None], body)
+
+    def decode(words):
+        scales, body = blocks.parts(words, 1)
+        chosen, largest = scales >= _FEW, from_bfloat16(scales & (_FEW - 1))
+        _, negative = blocks.slots(body)
+        shares, minus = _placed(body)
+        shares = jnp.where(chosen, shares.reshape(negative.shape), 1.0)
+        negative = jnp.where(chosen, minus.reshape(negative.shape), negative)
+        return blocks.join(shares * largest, negative)
+
+    return ValueCode(blocks.size(1), encode, decode)
+
+
+def _grid(rows: Shaped[Array, "b s"]) -> Shaped[Array, "b 16 d"]:
+    """The 16 slots of each of d words."""
+    return rows.reshape(rows.shape[0], _SLOTS, -1)
+
+
+def _largest(
+    shares: Float[Array, "b 16 d"], negative: Bool[Array, "b 16 d"]
+) -> tuple[Int[Array, "b d"], Float[Array, " b"]]:
+    """Words of the two largest of 16 slots, and what they take from the squares."""
+    slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None]
+    words, taken = jnp.zeros((), jnp.int32), jnp.zeros(())
+    for byte in range(_BYTES):
+        share = jnp.max(shares, axis=1)
+        slot = jnp.min(jnp.where(shares == share[:, None], slots, _SLOTS - 1), axis=1)
+        here = slots == slot[:, None]
+        minus = jnp.any(negative & here, axis=1).astype(jnp.int32)
+        level = jnp.round(jnp.log2(share) / -_OCTAVES)
+        level = jnp.minimum(level, _ZERO).astype(jnp.int32)
+        words = words | (slot << 4 | minus << 3 | level) << 8 * byte
+        decoded = jnp.asarray(_LEVELS)[level]
+        taken = taken + jnp.sum(decoded * (2 * share - decoded), axis=1)
+        shares = jnp.where(here, -1.0, shares)
+    return words, taken
+
+
+def _placed(
+    words: Int[Array, "b d"],
+) -> tuple[Float[Array, "b 16 d"], Bool[Array, "b 16 d"]]:
+    """The inverse of `_largest`: shares, and whether they are negative."""
+    slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None]
+    shares, negative = jnp.zeros(()), jnp.zeros((), bool)
+    for byte in range(_BYTES):
+        code = (words >> 8 * byte)[:, None]
+        here = slots == (code >> 4 & _SLOTS - 1)
+        shares = jnp.where(here, jnp.asarray(_LEVELS)[code & 7], shares)
+        negative = negative | here & (code >> 3 & 1 > 0)
+    return shares, negative
