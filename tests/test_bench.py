@@ -149,6 +149,8 @@ def test_bad_arguments():
     with pytest.raises(SystemExit):
         _command.main(["sync", "--local-steps", "2"])
     with pytest.raises(SystemExit):
+        _command.main(["train", "--batch", "0"])
+    with pytest.raises(SystemExit):
         _command.main(["sync", "--delayed"])
 
 

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"--local-steps: got {options.local_steps} and the mode {options.mode}; "
             f"rounds of 2 or more steps are measured by `train --local-steps 10`"
         )
+    if options.batch < 1:
+        parser.error(f"--batch: got {options.batch}, expected 1 or more examples")
     if options.delayed and options.mode != "train":
         parser.error("--delayed: exchanges are hidden in whole steps, by `train`")
     if options.hosts and _ON_HOST not in os.environ:

@@ -89,7 +89,8 @@ def _scaled(m: int) -> ValueCode:
     def decode(words):
         scales, levels, negative = blocks.unpack(words, 2)
         largest = jax.lax.bitcast_convert_type(scales, jnp.float32)
-        return blocks.join(jnp.asarray(_LEVELS)[levels] * largest[:, None], negative)
+        magnitudes = jnp.asarray(_LEVELS)[levels] * largest[:, None]
+        return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
 
     return ValueCode(blocks.size(2), encode, decode)
 
@@ -126,7 +127,7 @@ def _binned(bits: int, m: int) -> ValueCode:
         for place, b in enumerate(range(zero, count)):
             # Seven comparisons take a tenth of the time of one gather on CPUs.
             magnitudes = jnp.where(bins == b, means[:, place, None], magnitudes)
-        return blocks.join(magnitudes, negative)
+        return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
 
     return ValueCode(blocks.size(count - zero), encode, decode)
 

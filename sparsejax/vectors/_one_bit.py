@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax import _xla
 from sparsejax.vectors._value_blocks import (
     Blocks,
     ValueCode,
@@ -64,10 +65,9 @@ def one_bit(m: int) -> ValueCode:
         scales, body = blocks.parts(words, 1)
         chosen, largest = scales >= _FEW, from_bfloat16(scales & (_FEW - 1))
         _, negative = blocks.slots(body)
-        shares, minus = _placed(body)
-        shares = jnp.where(chosen, shares.reshape(negative.shape), 1.0)
-        negative = jnp.where(chosen, minus.reshape(negative.shape), negative)
-        return blocks.join(shares * largest, negative)
+        few = _placed(body).reshape(negative.shape)
+        shares = jnp.where(chosen, few, jnp.where(negative, -1.0, 1.0))
+        return blocks.join(shares * largest)
 
     return ValueCode(blocks.size(1), encode, decode)
 
@@ -97,15 +97,18 @@ def _largest(
     return words, taken
 
 
-def _placed(
-    words: Int[Array, "b d"],
-) -> tuple[Float[Array, "b 16 d"], Bool[Array, "b 16 d"]]:
-    """The inverse of `_largest`: shares, and whether they are negative."""
-    slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None]
-    shares, negative = jnp.zeros(()), jnp.zeros((), bool)
-    for byte in range(_BYTES):
-        code = (words >> 8 * byte)[:, None]
-        here = slots == (code >> 4 & _SLOTS - 1)
-        shares = jnp.where(here, jnp.asarray(_LEVELS)[code & 7], shares)
-        negative = negative | here & (code >> 3 & 1 > 0)
-    return shares, negative
+def _placed(words: Int[Array, "b d"]) -> Float[Array, "b 16 d"]:
+    """The inverse of `_largest`: shares, with their signs."""
+    codes = [words >> 8 * byte for byte in range(_BYTES)]
+    shares = [jnp.asarray(_LEVELS)[code & 7] for code in codes]
+    signed = [
+        jnp.where(code & 8 > 0, -x, x) for code, x in zip(codes, shares, strict=True)
+    ]
+    slots = [code >> 4 & _SLOTS - 1 for code in codes]
+    slots, signed = _xla.computed_once((slots, signed))
+    # One slot of 16 at a time: XLA:CPU does not vectorise the loop over a broadcast.
+    rows = [
+        sum(jnp.where(at == slot, x, 0.0) for at, x in zip(slots, signed, strict=True))
+        for slot in range(_SLOTS)
+    ]
+    return jnp.stack(rows, axis=1)

@@ -78,11 +78,9 @@ class Blocks(NamedTuple):
         padded = jnp.pad(values, (0, self.number * self.length - self.m))
         return padded.reshape(self.number, self.length)
 
-    def join(
-        self, magnitudes: Float[Array, "b s"], negative: Bool[Array, "b s"]
-    ) -> Float[Array, " m"]:
-        values = _xla.computed_once(jnp.where(negative, -magnitudes, magnitudes))
-        return values.reshape(-1)[: self.m]
+    def join(self, rows: Float[Array, "b s"]) -> Float[Array, " m"]:
+        """The inverse of `split`."""
+        return _xla.computed_once(rows).reshape(-1)[: self.m]
 
     def pack(
         self,
