@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,9 +56,10 @@ def train(step, mesh, params, state, specs, batch_axes, steps=4, **options):
     return params, state
 
 
-def reference(tx, workers, steps=4, params=None):
+@functools.cache
+def reference(tx, workers, steps=4):
     """The same training under `simulate`."""
-    params = start_params() if params is None else params
+    params = start_params()
     simulated = sparsejax.simulate(tx, workers=workers)
     state = simulated.init(params)
 
@@ -76,5 +79,6 @@ def assert_close(mine, theirs):
     np.testing.assert_allclose(flat(mine), flat(theirs), rtol=1e-5, atol=1e-6)
 
 
-def make_tx(axis_name, density=0.1):
-    return optax.chain(sparsejax.exdyna(density, axis_name=axis_name), optax.sgd(0.5))
+@functools.cache  # Tests share what is compiled for it.
+def make_tx(axis_name):
+    return optax.chain(sparsejax.exdyna(0.1, axis_name=axis_name), optax.sgd(0.5))

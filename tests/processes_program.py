@@ -58,12 +58,16 @@ def train(step, mesh, params, state, steps, first=0):
 def simulate(tx, workers, params, state, steps):
     """The same on one device, from numpy arrays."""
     tx = sparsejax.simulate(tx, workers=workers)
-    gradients = jax.jit(jax.vmap(jax.grad(loss_of), in_axes=(None, 0)))
-    for t in range(steps):
-        rows = batch_of(t)
+
+    @jax.jit
+    def step(params, state, rows):
         rows = rows.reshape(workers, -1, rows.shape[-1])
-        updates, state = tx.update(gradients(params, rows), state, params)
-        params = optax.apply_updates(params, updates)
+        gradients = jax.vmap(jax.grad(loss_of), in_axes=(None, 0))(params, rows)
+        updates, state = tx.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for t in range(steps):
+        params, state = step(params, state, batch_of(t))
     return params, state
 
 
@@ -85,6 +89,7 @@ def main(directory, checkpoint=None):
     mesh = mesh_of(jax.devices())
     tx = make_tx()
     params, state = start(tx, mesh)
+    target = jax.tree.map(abstract, (params, state))
     checkpointer = ocp.StandardCheckpointer()
     error = None
     if checkpoint:
@@ -105,7 +110,6 @@ def main(directory, checkpoint=None):
 
     save(checkpointer, path, params, state, mesh.size)
     result["saved"] = digest((params, state))
-    target = jax.tree.map(abstract, start(tx, mesh))
     again = checkpointer.restore(path / "tree", target)
     result["next"] = [
         digest(train(step, mesh, *begin, 1, first=STEPS)[:2])

@@ -181,7 +181,8 @@ def restore(checkpointer, path, tx, params, mesh):
 def held_out(params):
     """The loss on many batches that training does not use."""
     own = jax.tree.map(lambda p: p.addressable_data(0), params)
-    return float(np.mean([loss_of(own, batch_of(1000 + t)) for t in range(16)]))
+    loss = jax.jit(loss_of)
+    return float(np.mean([loss(own, batch_of(1000 + t)) for t in range(16)]))
 
 
 def abstract(x):

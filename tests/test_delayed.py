@@ -230,26 +230,28 @@ def test_one_collective_whose_operand_lies_in_the_state(name):
 
 
 @pytest.mark.parametrize("name", ["topk", "exdyna"])
-def test_a_resized_training_returns_what_is_on_its_way(name):
+def test_a_resized_training_returns_what_is_on_its_way(name, every):
     tx = sparsejax.delayed(MADE[name])
-    mesh = mesh_of(W)
+    mesh, update = mesh_of(W), jax.jit(tx.update)
     with jax.set_mesh(mesh):
         state = tx.init(PARAMS)
         for t in range(3):
             drawn = jax.tree.map(sparsejax.PerWorker, gradients(t, W))
-            _, state = jax.jit(tx.update)(drawn, state)
+            _, state = update(drawn, state)
     pending = (residuals(state) + on_its_way(state)).mean(axis=0)
     assert np.abs(on_its_way(state)).max() > 0
-    for workers in (2, 8):
+    for workers in (2, 8):  # Each number has a compiled step of its own.
         made = sparsejax.resize_workers(tx, state, PARAMS, mesh_of(workers))
         assert isinstance(made.exchange, type(state.exchange))
         assert np.abs(on_its_way(made)).max() == 0
         kept = residuals(made)
         assert len(kept) == workers
         np.testing.assert_allclose(kept.mean(axis=0), pending, rtol=1e-5, atol=1e-7)
+        if workers == 8 and not every:
+            continue
         with jax.set_mesh(mesh_of(workers)):
             drawn = jax.tree.map(sparsejax.PerWorker, gradients(3, workers))
-            updates, made = jax.jit(tx.update)(drawn, made)
+            updates, made = update(drawn, made)
         assert np.abs(flat(updates)).max() == 0  # nothing is sent twice
     same = sparsejax.resize_workers(tx, state, PARAMS, mesh)
     jax.tree.map(np.testing.assert_array_equal, same, state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,6 +127,7 @@ def test_a_manual_axis_of_one_device_shards_nothing():
     assert_close(params, reference(make_tx("data"), 4)[0])
 
 
+@functools.cache
 def _manual_reference():
     """Two simulated groups of four, one for each half of the model."""
     tx = optax.chain(sparsejax.exdyna(0.1), optax.sgd(0.5, momentum=0.9))
@@ -137,10 +140,10 @@ def _manual_reference():
             "w2": jnp.split(tree["w2"], 2, axis=-2)[i],
         }
 
+    gradients = jax.jit(jax.vmap(jax.grad(loss_of), in_axes=(None, 0)))
     states = [tx.init(half(params, i)) for i in range(2)]
     for t in range(4):
-        batch = batch_of(t).reshape(4, -1, 6)
-        grads = jax.vmap(jax.grad(loss_of), in_axes=(None, 0))(params, batch)
+        grads = gradients(params, batch_of(t).reshape(4, -1, 6))
         halves = []
         for i in range(2):
             mine = half(params, i)

@@ -71,12 +71,17 @@ def _adam_training(axis_name="data", **options):
     )
 
 
-def _simulated(rounds=4, **shared):
-    training = sparsejax.simulate(_adam_training(), workers=W)
+@functools.cache
+def _alone():
+    return sparsejax.simulate(_adam_training(), workers=W)
+
+
+@functools.cache
+def _simulated(rounds=4):
     params = start_params()
-    state = training.init(params)
+    state = _alone().init(params)
     for t in range(rounds):
-        params, state, losses = training.step(params, state, batches(t), **shared)
+        params, state, losses = _alone().step(params, state, batches(t))
     return params, state, losses
 
 
@@ -169,8 +174,7 @@ def test_workers_that_are_islands_of_shards():
 
 
 def test_a_broken_worker_starts_again_from_the_shared_parameters():
-    training = sparsejax.simulate(_adam_training(), workers=W)
-    params = start_params()
+    training, params = _alone(), start_params()
     params, before, _ = training.step(params, training.init(params), batches(0))
     spoilt = batches(1)
     spoilt[2, 1] = np.nan
