@@ -47,10 +47,10 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
-# Of the rows of a test that is marked `sampled`, the first tier has one of so many.
-_SAMPLED = 8
 if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
-    _REPRESENTATIVE, _SAMPLED = ("exdyna", "topk"), 16
+    _REPRESENTATIVE = ("exdyna", "topk")
+# Of the rows of a test that is marked `sampled`, the first tier has one of so many.
+_SAMPLED = 16
 # The rows of the second tier come in so many slices, of which CI runs one a commit.
 SLICES = 8
 # For tests/test_tiers.py: the rows of each test, and those of the first tier.

@@ -35,6 +35,17 @@ FEW_BITS = sparsejax.exdyna(0.05, value_bits=4)
 MADE = {case.name: case.make() for case in ABSTAINING} | {"exdyna_4_bits": FEW_BITS}
 
 
+# The first tier takes one pair of recipes, so that tests share what they compile.
+each = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if shared else [pytest.mark.second_tier])
+        for name in MADE
+        for shared in [name in ("exdyna", "topk")]
+    ],
+)
+
+
 @functools.cache
 def rows(name):
     """`(present, gradients [w, n], update, residuals [w, n] or None, report)`."""
@@ -51,8 +62,7 @@ def rows(name):
     return made
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", MADE)
+@each
 def test_mass_is_conserved_with_weights(name):
     """Divisors count those present: an update of p of w workers weighs p / w."""
     given = received = scale = 0.0
@@ -65,8 +75,7 @@ def test_mass_is_conserved_with_weights(name):
     assert (np.abs(total - given) <= 2e-6 * scale).all()
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", MADE)
+@each
 def test_an_absent_worker_keeps_its_residual(name):
     before = None
     for here, _, update, kept, _ in rows(name):
@@ -78,8 +87,9 @@ def test_an_absent_worker_keeps_its_residual(name):
         before = kept
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", ["exdyna", "micro"])
+@pytest.mark.parametrize(
+    "name", ["exdyna", pytest.param("micro", marks=pytest.mark.second_tier)]
+)
 def test_parts_of_absent_workers_wait(name):
     """K* falls to the share of those present, and the thresholds stay."""
     for here, _, _, _, report in rows(name):
@@ -126,8 +136,8 @@ def test_on_devices_as_simulated(check_vma):
             np.testing.assert_allclose(flat(updates), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_broken_gradient_of_an_absent_worker_does_not_matter():
-    for policy in ("drop", "propagate"):
+def test_a_broken_gradient_of_an_absent_worker_does_not_matter(every):
+    for policy in ("propagate", "drop") if every else ("propagate",):
         tx = sparsejax.simulate(sparsejax.micro(0.1, nonfinite=policy), workers=W)
         drawn, here = gradients(0, W), np.arange(W) != 2
         drawn["kernel"] = drawn["kernel"].at[2].set(jnp.nan)
@@ -214,7 +224,8 @@ def test_wrong_calls_name_the_fix(tx, here, error, message):
 
 def test_lists_and_python_bools_are_booleans():
     """`~True` is -2: not where an array is expected."""
-    tx, mesh, params = sparsejax.topk(0.5), mesh_of(2), jnp.zeros(4)
+    # A recipe that compiles quickly: four programs differ in `present` alone.
+    tx, mesh, params = sparsejax.random_k(0.5), mesh_of(2), jnp.zeros(4)
     rows = jnp.arange(8.0).reshape(2, 4)
     simulated = sparsejax.simulate(tx, workers=2)
     start = simulated.init(params)

@@ -151,7 +151,10 @@ def test_a_sample_finds_a_little_more_than_the_quota(quota):
         assert quota <= count[0] <= quota + 12 * quota**0.5
 
 
-@pytest.mark.parametrize("name", ["exdyna", "micro", "deft", "sidco"])
+@pytest.mark.parametrize(
+    "name",
+    ["exdyna", pytest.param("micro", marks=pytest.mark.second_tier), "deft", "sidco"],
+)
 def test_samples_keep_density_and_mass(name, monkeypatch):
     """Of vectors that are longer than their samples."""
     monkeypatch.setattr(_rungs, "_LEAST", 512)

@@ -13,6 +13,7 @@ import pytest
 
 import sparsejax
 from sparsejax.bench import _command, _hosts, _train
+from tests import quick
 
 KEYS = {
     "recipe",
@@ -27,10 +28,9 @@ KEYS = {
 
 def _run(*arguments):
     """Runs the benchmark in its own process, since it sets flags before jax starts."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, "-m", "sparsejax.bench", *arguments],
-        env=environment,
+        env=os.environ | {"XLA_FLAGS": quick.flags(devices=None)},
         capture_output=True,
         text=True,
         timeout=300,

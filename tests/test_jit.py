@@ -84,7 +84,8 @@ def trained_by_shard_map(name, layout):
 
 
 # Equal programs give equal numbers, so that a few settings are trained for exdyna, and
-# one for each other recipe. `test_leaves_that_shards_share_stay_equal` trains exdyna in shards on automatic axes.
+# one for each other recipe. Exdyna in shards on automatic axes is trained by
+# `test_leaves_that_shards_share_stay_equal`.
 TRAINED = [("exdyna", "sharded", EXPLICIT), ("marsit", "tuple", AUTO)]
 TRAINED_LATER = [
     ("exdyna", "one", AUTO),

@@ -65,7 +65,15 @@ def guide():
         yield names
 
 
-@pytest.mark.parametrize("view", ["jit", "typed", "untyped", "skipping"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        "jit",
+        "typed",
+        pytest.param("untyped", marks=pytest.mark.second_tier),
+        "skipping",
+    ],
+)
 def test_one_worker_overflows(guide, view):
     start, step = guide["start"], guide["half_step"]
     step = _skipping(step) if view == "skipping" else step

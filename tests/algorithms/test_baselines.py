@@ -152,10 +152,10 @@ def test_dgc_warms_up():
     assert sizes[0] < sizes[1] / 2 < sizes[2] / 4
 
 
-def test_dgc_warm_up_moves_what_the_docstring_says():
+def test_dgc_warm_up_moves_what_the_docstring_says(every):
     struct = jax.ShapeDtypeStruct((10**6,), jnp.float32)
     tx = sparsejax.dgc(0.02, warmup_steps=2)
-    for workers in (4, 8):
+    for workers in (4, 8) if every else (8,):
         dense = sparsejax.wire_bytes(sparsejax.dense(), struct, workers=workers).total
         by_branch = sparsejax.wire_bytes(tx, struct, workers=workers).by_branch
         ratios = sorted(size / dense for size in by_branch.values())

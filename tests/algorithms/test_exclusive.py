@@ -100,7 +100,9 @@ def _runs(stream, every):
         runs["plain exdyna"] = _Run(sparsejax.exdyna(0.01), n, workers, "jit")
     ideal = Global(n, workers, 0.01)
     stream = gradient_stream(n, workers, STEPS, seed)
-    for t, drawn in enumerate(itertools.islice(stream, STEPS if every else FIRST_STEPS)):
+    for t, drawn in enumerate(
+        itertools.islice(stream, STEPS if every else FIRST_STEPS)
+    ):
         ideal.step(drawn)
         for name, run in runs.items():
             if every or t < PUBLISHED_STEPS or not name.startswith("published"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -21,9 +22,15 @@ def test_permutation_is_a_bijection(workers, units):
     owners = _owners.permutation()
     size = owners.size(units, workers)
     owner, place = np.divmod(np.arange(workers * size, dtype=np.int32), size)
-    index = owners.unit(jnp.asarray(owner), jnp.asarray(place), workers, 5)
+
+    @jax.jit
+    def there_and_back(owner, place):
+        index = owners.unit(owner, place, workers, 5)
+        return index, owners.place(index, workers)
+
+    index, again = there_and_back(owner, place)
     assert sorted(np.asarray(index)) == list(range(workers * size))
-    np.testing.assert_array_equal(owners.place(index, workers), place)
+    np.testing.assert_array_equal(again, place)
 
 
 @pytest.mark.parametrize("name", sorted(_owners.MAPS))
@@ -47,20 +54,26 @@ def test_workers_meet_at_one_owner(name):
         assert lists.counts.sum() == 300
 
 
+@functools.cache
+def splitter(name, n, m):
+    """`(indices [m], key) -> lists`, compiled once for all supports."""
+    owners = _owners.MAPS[name]()
+    return jax.jit(lambda indices, key: owners.split(indices, n, WORKERS, m, key))
+
+
 @pytest.mark.parametrize("name", sorted(_owners.MAPS))
 @pytest.mark.parametrize("kind", ["contiguous", "strided", "random"])
 def test_balance_is_within_the_bound(name, kind):
     """Wang et al.: with probability 1 - 1/w the bounds hold; here for 20 keys of 20."""
     n, m = 40_000, 2000
-    owners = _owners.MAPS[name]()
     rng = np.random.default_rng(5)
     chosen = {
         "contiguous": np.arange(m) + 1234,
         "strided": np.arange(m) * 16,
         "random": np.sort(rng.choice(n, m, replace=False)),
     }[kind].astype(np.int32)
-    split = jax.jit(lambda key: owners.split(jnp.asarray(chosen), n, WORKERS, m, key))
-    largest = [int(split(key).counts.max()) for key in range(20)]
+    split = splitter(name, n, m)
+    largest = [int(split(chosen, key).counts.max()) for key in range(20)]
     bound = m / WORKERS * (1 + math.sqrt(6 * WORKERS * math.log(WORKERS) / m))
     assert max(largest) <= bound
     contiguous = np.bincount(chosen * WORKERS // n, minlength=WORKERS)

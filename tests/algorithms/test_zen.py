@@ -91,7 +91,13 @@ def integers(support, rng, shape):
 
 @pytest.mark.sampled
 @every_method
-@pytest.mark.parametrize("shape", [(N,), (V, D)], ids=["coordinates", "rows"])
+@pytest.mark.parametrize(
+    "shape",
+    [  # Other tests run the compiled exchange of coordinates.
+        pytest.param((N,), id="coordinates"),
+        pytest.param((V, D), id="rows", marks=pytest.mark.second_tier),
+    ],
+)
 def test_equals_dense_bit_for_bit(method, shape):
     rng = np.random.default_rng(0)
     for name, support in supports(shape[0], WORKERS, rng).items():
