@@ -1,10 +1,10 @@
 """One of several processes for `test_processes.py`: a sharded model, plain `jax.jit`.
 
-    python -m tests.sharded_program DIRECTORY
+    python -m tests.sharded_program DIRECTORY RECIPE ...
 
 The mesh is ("data", "model"): the shards of the model are the devices of one process,
-and the exchange is between processes. The program trains with several recipes, one
-worker's gradient is NaN in one step, and it prints one line of JSON.
+and the exchange is between processes. The program trains with each RECIPE, exdyna
+included; one worker's gradient is NaN in one step. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def result(name, at, directory=None):
     return said
 
 
-def main(directory):
+def main(directory, *recipes):
     connect()
     at = setting(jax.devices())
     saved = {"exdyna": pathlib.Path(directory)}
-    said = {name: result(name, at, saved.get(name)) for name in RECIPES}
+    said = {name: result(name, at, saved.get(name)) for name in recipes}
     print(json.dumps(said), flush=True)
 
 

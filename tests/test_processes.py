@@ -82,19 +82,27 @@ def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sharded_model(tmp_path_factory):
+def sharded_model(request, tmp_path_factory):
     """The results of two processes, each of which holds a whole model in two shards."""
-    arguments = ("-m", "tests.sharded_program", str(tmp_path_factory.mktemp("sharded")))
+    rows = [getattr(item, "callspec", None) for item in request.session.items]
+    named = {row.params.get("sharded_recipe") for row in rows if row}
+    recipes = [name for name in sharded.RECIPES if name in named | {"exdyna"}]
+    directory = str(tmp_path_factory.mktemp("sharded"))
+    arguments = ("-m", "tests.sharded_program", directory, *recipes)
     with running(*arguments, processes=2, devices=2) as started:
         first, other = [json.loads(p.output().splitlines()[-1]) for p in started]
     assert first == other
     return first
 
 
-@pytest.mark.parametrize("name", list(sharded.RECIPES))
-def test_a_sharded_model_trains_as_in_one_process(name, sharded_model):
-    found = sharded_model[name]
-    expected = sharded.result(name, sharded.setting(jax.devices()[:4]))
+@pytest.mark.parametrize(
+    "sharded_recipe",
+    # Both of the others gather and reduce.
+    ["exdyna", pytest.param("topk", marks=pytest.mark.second_tier), "marsit"],
+)
+def test_a_sharded_model_trains_as_in_one_process(sharded_recipe, sharded_model):
+    found = sharded_model[sharded_recipe]
+    expected = sharded.result(sharded_recipe, sharded.setting(jax.devices()[:4]))
     for leaf, values in expected["params"].items():
         np.testing.assert_allclose(found["params"][leaf], values, rtol=0, atol=1e-6)
     bad = [[False, step == sharded.BAD_STEP] for step in range(sharded.STEPS)]
@@ -187,10 +195,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 w, n = mesh.size, 501
 assert jax.process_count() == 2
-for exchange in (
-    sparsejax.exchanges.hashed_owners(),
-    sparsejax.exchanges.recursive_doubling(),
-):
+for name in EXCHANGES:
+    exchange = getattr(sparsejax.exchanges, name)()
     tx = sparsejax.sparsify(
         sparsejax.sparsifiers.nonzero(0.02),
         exchange=exchange,
@@ -223,9 +229,10 @@ print("agreed", jax.process_index())
 """
 
 
-def test_overflow_is_agreed_by_two_processes():
+def test_overflow_is_agreed_by_two_processes(every):
     """All processes average densely and report this, and no process hangs."""
-    program = starts() + _OVERFLOW
+    names = ("hashed_owners", "recursive_doubling")[: 2 if every else 1]
+    program = starts() + f"EXCHANGES = {names}\n" + _OVERFLOW
     with running("-c", program, processes=2, devices=2) as started:
         for index, process in enumerate(started):
             assert f"agreed {index}" in process.output()
