@@ -37,13 +37,11 @@ TX = optax.chain(
 
 
 def _trained(steps):
-    params, state = STEP.start()
+    made = trainer(TX)
+    params, state = made.start()
     for t in range(steps):
-        params, state, _ = STEP.advance(params, state, gradients(t))
+        params, state, _ = made.advance(params, state, gradients(t))
     return params, state
-
-
-STEP = trainer(TX)
 
 
 @pytest.mark.sampled

@@ -67,7 +67,7 @@ ROWS = {
 )
 def test_a_small_version_of_each_task(name, tmp_path, monkeypatch, capsys, every):
     task = SMALL[name]()
-    if not every:  # Each rate is a run.
+    if not every and name != "images":  # Each rate is a run.
         task = task._replace(rates=task.rates[-2:], local_rates=task.local_rates[-2:])
     module = types.SimpleNamespace(load=lambda: None, make_task=lambda _: task)
     monkeypatch.setitem(quality.TASKS, name, module)

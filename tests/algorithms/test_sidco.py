@@ -46,9 +46,11 @@ def count(x, density, fit, stages):
 
 
 @pytest.mark.parametrize("fit", FITS)
-def test_counts_of_the_published_program(fit):
+def test_counts_of_the_published_program(fit, every):
     rows = [row for row in json.loads(GOLDEN.read_text()) if row["fit"] == fit]
     assert len(rows) == 120
+    if not every:  # Half of the programs.
+        rows = [row for row in rows if row["n"] == 65537]
     for row in rows:
         x = vector(row["dist"], row["n"], row["seed"])
         kept = int(count(x, row["ratio"], FITS[fit], row["stages"]))
