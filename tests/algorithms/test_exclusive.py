@@ -87,7 +87,7 @@ PUBLISHED_STEPS = 30
 
 
 @functools.cache
-def _runs(stream, every, plain=False):
+def _runs(stream, every, *, plain):
     """All runs on a stream, in one pass: the stream takes longer than the steps."""
     n, workers, seed = STREAMS[stream]
     runs = {}
@@ -117,7 +117,7 @@ def test_published_rule_follows_the_published_program(name, every):
     assert (meta["n"], meta["world"], meta["seed"]) == STREAMS["w4"]
     assert (meta["density"], meta["steps"]) == (0.01, STEPS)
     steps = STEPS if every else PUBLISHED_STEPS
-    run = _runs("w4", every)[0][f"published {name}"]
+    run = _runs("w4", every, plain=False)[0][f"published {name}"]
     topology = [run.initial.partition, *(s["sparsifier"].partition for s in run.steps)]
     assert len(run.steps) == steps
     for t, step in enumerate(run.steps):
