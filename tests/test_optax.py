@@ -12,9 +12,13 @@ import sparsejax
 from tests.harness import PARAMS, WORKERS, flat, gradients, mesh_of, run, trainer
 
 N = sum(p.size for p in PARAMS.values())
-# Combinators treat all recipes alike, and this one compiles most quickly.
-QUICK = sparsejax.random_k
 LABELS = {"bias": "dense", "kernel": "sparse", "scale": "dense", "unused": "dense"}
+
+
+@pytest.fixture
+def sparse(every):
+    """A recipe. Combinators treat all alike; the first tier's compiles quickly."""
+    return sparsejax.exdyna if every else sparsejax.random_k
 
 
 def _last(tx, steps=3, **options):
@@ -39,10 +43,10 @@ def test_partition_exchanges_each_group_its_own_way():
         sparsejax.report(state)
 
 
-def test_masked_leaves_pass_through_local():
+def test_masked_leaves_pass_through_local(sparse):
     """Masked leaves are not exchanged: their mean is the user's task."""
     tx = optax.chain(
-        optax.masked(QUICK(0.05), {k: k == "kernel" for k in PARAMS}),
+        optax.masked(sparse(0.05), {k: k == "kernel" for k in PARAMS}),
         optax.masked(sparsejax.dense(), {k: k != "kernel" for k in PARAMS}),
     )
     drawn, updates, _ = _last(tx, 1)
@@ -70,11 +74,11 @@ def test_inject_hyperparams_with_static_arguments():
     np.testing.assert_allclose(flat(injected), -0.8 * flat(plain), rtol=1e-6)
 
 
-def test_clipping_before_weight_decay_and_schedules_after():
+def test_clipping_before_weight_decay_and_schedules_after(sparse):
     params = jax.tree.map(jnp.ones_like, PARAMS)
     tx = optax.chain(
         optax.clip_by_global_norm(1.0),
-        QUICK(0.05),
+        sparse(0.05),
         optax.add_decayed_weights(0.1),
         optax.sgd(optax.cosine_decay_schedule(0.5, 10)),
     )
@@ -93,9 +97,9 @@ def test_clipping_before_weight_decay_and_schedules_after():
     )
 
 
-def test_muon_after_the_sparsifier():
+def test_muon_after_the_sparsifier(sparse):
     params = {k: v for k, v in PARAMS.items() if v.size}  # muon divides by sizes
-    tx = optax.chain(QUICK(0.05), optax.contrib.muon(0.1))
+    tx = optax.chain(sparse(0.05), optax.contrib.muon(0.1))
     _, updates, state = _last(
         tx, params=params, stream=lambda t: gradients(t, params=params)
     )
@@ -103,10 +107,10 @@ def test_muon_after_the_sparsifier():
     assert sparsejax.report(state).sent == int(0.05 * N)
 
 
-def test_schedule_free_after_the_sparsifier():
+def test_schedule_free_after_the_sparsifier(sparse):
     """`schedule_free` wraps the optimizer; the sparsifier comes before."""
     tx = optax.chain(
-        QUICK(0.05),
+        sparse(0.05),
         optax.contrib.schedule_free(optax.sgd(0.1), learning_rate=0.1),
     )
     *_, state = _last(tx)
@@ -216,15 +220,15 @@ def test_lookahead_keeps_the_residual():
     ],
     ids=["apply_if_finite", *BRANCHING, "mechanize"],
 )
-def test_the_fixes_work(behind):
+def test_the_fixes_work(behind, sparse):
     """The remedies in the errors run."""
-    _, updates, _ = _last(optax.chain(QUICK(0.1), behind(optax.sgd(0.1))))
+    _, updates, _ = _last(optax.chain(sparse(0.1), behind(optax.sgd(0.1))))
     assert flat(updates).any()
 
 
-def test_microbatches_are_one_exchange():
+def test_microbatches_are_one_exchange(sparse):
     """The mean over two halves of a batch equals the gradient of the whole."""
-    made = trainer(QUICK(0.1))
+    made = trainer(sparse(0.1))
     first, second = gradients(0), gradients(1)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
     _, state, updates = made.advance(*made.start(), mean)
@@ -260,9 +264,9 @@ def test_small_leaves():
         sparsejax.small_leaves(sparse="x", dense="x")
 
 
-def test_small_leaves_with_partition():
+def test_small_leaves_with_partition(sparse):
     tx = optax.partition(
-        {"sparse": QUICK(0.05), "dense": sparsejax.dense()},
+        {"sparse": sparse(0.05), "dense": sparsejax.dense()},
         sparsejax.small_leaves(min_size=500),
     )
     _, updates, _ = _last(tx, 1)
