@@ -47,8 +47,20 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
+# Tests of programs for users, whose parts have tests of their own: bench and examples.
+_ONCE = (
+    "test_bench",
+    "test_digits",
+    "test_docs",
+    "test_language_model",
+    "test_notebooks",
+    "test_quality",
+    "test_recordings",
+    "test_text",
+)
+ELSEWHERE: tuple[str, ...] = ()
 if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
-    _REPRESENTATIVE = ("exdyna", "topk")
+    _REPRESENTATIVE, ELSEWHERE = ("exdyna",), _ONCE
 # Of the rows of a test that is marked `sampled`, the first tier has one of so many.
 _SAMPLED = 16
 # The rows of the second tier come in so many slices, of which CI runs one a commit.
@@ -82,11 +94,13 @@ def every(request):
 def _first_tier(rows):
     """Of the rows of one test, those that a run of all tests takes.
 
-    At least one, unless all of them are marked `second_tier`.
+    At least one, unless all of them are marked `second_tier`, or run with older jax.
     """
     from tests.cases import RECIPES
 
     rows = [row for row in rows if not row.get_closest_marker("second_tier")]
+    if rows and rows[0].path.stem in ELSEWHERE:
+        return []
     if not rows:
         return []
     if hasattr(rows[0], "callspec") and "case" in rows[0].callspec.params:

@@ -39,7 +39,13 @@ KINDS = ["laplace", "equal", "zeros", "some zeros", "large", "subnormal", "wide"
 @functools.cache
 def trip(bits, m):
     code = value_code(bits, m)
-    return code, jax.jit(lambda v: (words := code.encode(v), code.decode(words)))
+
+    @jax.jit
+    def there_and_back(values):
+        with jax.numpy_dtype_promotion("strict"):
+            return (words := code.encode(values)), code.decode(words)
+
+    return code, there_and_back
 
 
 def check(values, bits):

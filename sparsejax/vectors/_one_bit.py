@@ -49,7 +49,7 @@ def one_bit(m: int) -> ValueCode:
         shares, largest = shares_of(rows)
         negative = jnp.signbit(rows)
         total = jnp.sum(shares, axis=1)
-        number = jnp.sum(shares > 0, axis=1, dtype=jnp.int32)
+        number = jnp.sum(shares > 0, axis=1, dtype=jnp.int32).astype(jnp.float32)
         mean = total / jnp.maximum(number, 1)
         # A value x that is decoded as q takes 2 q x - q^2 from the squares of a block.
         by_signs = mean * (2 * total - mean * blocks.length)
