@@ -229,7 +229,9 @@ def test_one_collective_whose_operand_lies_in_the_state(name):
     assert not found[0][1]
 
 
-@pytest.mark.parametrize("name", ["topk", "exdyna"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("topk", marks=pytest.mark.second_tier), "exdyna"]
+)
 def test_a_resized_training_returns_what_is_on_its_way(name, every):
     tx = sparsejax.delayed(MADE[name])
     mesh, update = mesh_of(W), jax.jit(tx.update)

@@ -63,7 +63,14 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("images", marks=pytest.mark.second_tier), "text", "ratings"]
+    "name",
+    [
+        "text",
+        *(
+            pytest.param(x, marks=pytest.mark.second_tier)
+            for x in ("images", "ratings")
+        ),
+    ],
 )
 def test_a_small_version_of_each_task(name, tmp_path, monkeypatch, capsys, every):
     task = SMALL[name]()

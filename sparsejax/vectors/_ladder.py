@@ -80,9 +80,12 @@ def filled(
 
     Example:
       >>> x, thresholds = jnp.array([3.0, -0.5, -2.0, 9.0]), jnp.array([5.0, 1.0, 0.1])
-      >>> start, size, quota = jnp.array([0, 4, 2], jnp.int32)
-      >>> found = filled(x, start, size, thresholds, quota, span=4)
-      >>> print(found.indices(quota, 2, 4), found.demand, found.threshold)
+      >>> import jax
+      >>> @jax.jit
+      ... def two_of_four(start, size, quota):
+      ...     found = filled(x, start, size, thresholds, quota, span=4)
+      ...     return found.indices(quota, 2, 4), found.demand, found.threshold
+      >>> print(*two_of_four(0, 4, 2))
       [0 2] 3 1.0
     """
     start, size, thresholds, quota = alike(vector, start, size, thresholds, quota)

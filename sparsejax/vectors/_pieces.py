@@ -78,10 +78,12 @@ def select_pieces(
 
     Example:
       >>> x, layers = jnp.array([3.0, -0.5, -2.0, 9.0]), np.array([0, 2, 4])
-      >>> thresholds, bounds = jnp.array([[1.0, 0.1], [5.0, 0.1]]), jnp.array([0, 3])
-      >>> indices, demand, threshold = select_pieces(
-      ...     x, layers, tuple(bounds), thresholds, jnp.array([1, 1]), capacity=3)
-      >>> print(indices, demand, threshold)
+      >>> thresholds = jnp.array([[1.0, 0.1], [5.0, 0.1]])
+      >>> @jax.jit
+      ... def one_of_each(a, b):
+      ...     quotas = jnp.array([1, 1])
+      ...     return select_pieces(x, layers, (a, b), thresholds, quotas, capacity=3)
+      >>> print(*one_of_each(0, 3))
       [0 2 4] [1 1] [1.  0.1]
     """
     rows, rungs = _Rows.of(layers), thresholds.shape[1]

@@ -83,7 +83,7 @@ def _probe(n):
 # name: (n, workers, seed), and the stream of the recordings first.
 STREAMS = {"w4": (131072, 4, 1), "w8": (38282, 8, 1)}
 # A published rule may send all coordinates, so its steps take longer than others.
-PUBLISHED_STEPS = 30
+PUBLISHED_STEPS = 15
 
 
 @functools.cache
