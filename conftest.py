@@ -47,13 +47,17 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
-# Tests of programs for users, whose parts have tests of their own: bench and examples.
+# Tests of whole programs, whose parts have tests of their own: benchmarks, examples and
+# the guides.
 _ONCE = (
+    "test_as_a_user",
     "test_bench",
     "test_digits",
     "test_docs",
+    "test_existing_code",
     "test_language_model",
     "test_notebooks",
+    "test_pages",
     "test_quality",
     "test_recordings",
     "test_text",
