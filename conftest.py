@@ -103,9 +103,7 @@ def _first_tier(rows):
     from tests.cases import RECIPES
 
     rows = [row for row in rows if not row.get_closest_marker("second_tier")]
-    if rows and rows[0].path.stem in ELSEWHERE:
-        return []
-    if not rows:
+    if not rows or rows[0].path.stem in ELSEWHERE:
         return []
     if hasattr(rows[0], "callspec") and "case" in rows[0].callspec.params:
         cases = [(row, row.callspec.params["case"]) for row in rows]

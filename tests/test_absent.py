@@ -39,9 +39,10 @@ MADE = {case.name: case.make() for case in ABSTAINING} | {"exdyna_4_bits": FEW_B
 each = pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if shared else [pytest.mark.second_tier])
+        name
+        if name in ("exdyna", "topk")
+        else pytest.param(name, marks=pytest.mark.second_tier)
         for name in MADE
-        for shared in [name in ("exdyna", "topk")]
     ],
 )
 

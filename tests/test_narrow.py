@@ -125,7 +125,7 @@ def largest_of(block):
 @pytest.mark.parametrize(
     ("kind", "few"), [("equal", 0), ("laplace", 8), ("two shapes", 4)]
 )
-def test_one_bit_takes_what_leaves_less_of_a_block(kind, few):
+def test_each_block_takes_the_code_of_one_bit_that_leaves_less(kind, few):
     values = draw(kind, 8 * 512)
     code = value_code(1, values.size)
     assert code.size == 8 * (1 + 512 // 16)

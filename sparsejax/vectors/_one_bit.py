@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # times a power of 2^-0.75, or zero.
 _SLOTS, _BYTES = 16, 2
 _OCTAVES = 0.75
-_ZERO = 7
+_SIGN, _ZERO = 1 << 3, 7
 _LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float32)
 # The sign of a scale, which is not negative, tells the code of its block.
 _FEW = 1 << 15
@@ -80,7 +80,7 @@ def _grid(rows: Shaped[Array, "b s"]) -> Shaped[Array, "b 16 d"]:
 def _largest(
     shares: Float[Array, "b 16 d"], negative: Bool[Array, "b 16 d"]
 ) -> tuple[Int[Array, "b d"], Float[Array, " b"]]:
-    """Words of the two largest of 16 slots, and what they take from the squares."""
+    """Words of the two largest of 16 slots, and the squares that they take."""
     slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None]
     words, taken = jnp.zeros((), jnp.int32), jnp.zeros(())
     for byte in range(_BYTES):
@@ -90,7 +90,7 @@ def _largest(
         minus = jnp.any(negative & here, axis=1).astype(jnp.int32)
         level = jnp.round(jnp.log2(share) / -_OCTAVES)
         level = jnp.minimum(level, _ZERO).astype(jnp.int32)
-        words = words | (slot << 4 | minus << 3 | level) << 8 * byte
+        words = words | (slot << 4 | minus * _SIGN | level) << 8 * byte
         decoded = jnp.asarray(_LEVELS)[level]
         taken = taken + jnp.sum(decoded * (2 * share - decoded), axis=1)
         shares = jnp.where(here, -1.0, shares)
@@ -100,9 +100,9 @@ def _largest(
 def _placed(words: Int[Array, "b d"]) -> Float[Array, "b 16 d"]:
     """The inverse of `_largest`: shares, with their signs."""
     codes = [words >> 8 * byte for byte in range(_BYTES)]
-    shares = [jnp.asarray(_LEVELS)[code & 7] for code in codes]
     signed = [
-        jnp.where(code & 8 > 0, -x, x) for code, x in zip(codes, shares, strict=True)
+        jnp.where(code & _SIGN > 0, -1.0, 1.0) * jnp.asarray(_LEVELS)[code & _ZERO]
+        for code in codes
     ]
     slots = [code >> 4 & _SLOTS - 1 for code in codes]
     slots, signed = _xla.computed_once((slots, signed))
