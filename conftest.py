@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pathlib
@@ -18,8 +19,14 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Traces make many objects that stay, and looking through them took a twentieth of the
+# time.
+gc.set_threshold(20_000)
+
 # The kernel allows a process some 65,000 mappings, and the compiler aborts without one.
 _MOST_MAPPINGS = 40_000
+# To count them takes 50 ms when they are many, so it happens after one test of so many.
+_COUNTED = 20
 
 
 # Groups that take half a minute or longer. They start first, so that no process still
@@ -149,10 +156,15 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: rank.get(_group(item), len(_LONG)))
 
 
+_tests = itertools.count(1)
+
+
 @pytest.fixture(autouse=True)
 def _few_mappings():
     """Frees compiled programs when they are many: each holds dozens of mappings."""
     yield
+    if next(_tests) % _COUNTED:
+        return
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPPINGS:
         jax.clear_caches()
