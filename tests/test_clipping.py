@@ -39,18 +39,19 @@ def test_all_views_scale_all_workers_alike(view, scale):
 def test_a_worker_that_is_dropped_does_not_count():
     made = trainer(TX)
     drawn = gradients(0)
-    drawn["kernel"] = drawn["kernel"].at[2, 0, 0].set(np.nan)
+    drawn["kernel"][2, 0, 0] = np.nan
     _, state, updates = made.advance(*made.start(), drawn)
     np.testing.assert_allclose(flat(updates), expected(drawn), rtol=1e-5, atol=1e-7)
     assert sparsejax.report(state).dropped[2]
 
 
 def test_equal_gradients_are_clipped_as_optax_clips_them():
-    same = jax.tree.map(lambda g: jnp.broadcast_to(g[:1], g.shape), gradients(0))
+    same = jax.tree.map(lambda g: np.broadcast_to(g[:1], g.shape), gradients(0))
     made = trainer(TX)
     _, _, updates = made.advance(*made.start(), same)
     row = jax.tree.map(lambda g: g[0], same)
-    wanted, _ = optax.clip_by_global_norm(1.0).update(row, optax.EmptyState())
+    clip = optax.clip_by_global_norm(1.0).update
+    wanted, _ = jax.jit(clip)(row, optax.EmptyState())
     np.testing.assert_allclose(flat(updates), flat(wanted), rtol=1e-5, atol=1e-7)
 
 

@@ -35,7 +35,7 @@ BAD = {1: np.nan, 3: np.inf, 4: -np.inf}
 def _spoilt(t):
     drawn = gradients(t)
     if t in BAD:
-        drawn["kernel"] = drawn["kernel"].at[BAD_WORKER, 3, 3].set(BAD[t])
+        drawn["kernel"][BAD_WORKER, 3, 3] = BAD[t]
     return drawn
 
 
@@ -74,9 +74,9 @@ def test_what_is_accumulated_is_cut():
     """Finite gradients whose sum with the residual would not be finite."""
 
     def stream(t):
-        drawn = jax.tree.map(jnp.zeros_like, gradients(t))
+        drawn = jax.tree.map(np.zeros_like, gradients(t))
         # These share a part that can send one coordinate, so the others wait.
-        drawn["kernel"] = drawn["kernel"].at[1, 0, :4].set(0.75 * _LIMIT)
+        drawn["kernel"][1, 0, :4] = 0.75 * _LIMIT
         return drawn
 
     for _, updates, state in run(sparsejax.micro(0.002), 6, stream=stream):
@@ -94,8 +94,7 @@ def test_all_workers_near_the_largest_number(case, size, places):
     def stream(t):
         drawn = gradients(t)
         if t == 1:
-            spoilt = drawn["kernel"].at[:, 3, :places].set(size * _LIMIT)
-            drawn["kernel"] = spoilt
+            drawn["kernel"][:, 3, :places] = size * _LIMIT
         return drawn
 
     too_large = size * places > 2 * WORKERS
@@ -113,7 +112,7 @@ def test_many_huge_numbers_that_cancel(case):
     def stream(t):
         drawn = gradients(t)
         if t == 1:
-            drawn["kernel"] = jnp.sign(drawn["kernel"]) * (_LIMIT / 12)
+            drawn["kernel"] = np.sign(drawn["kernel"]) * (_LIMIT / 12)
             assert drawn["kernel"][0].size / 12 > 2 * WORKERS
         return drawn
 
@@ -127,8 +126,9 @@ def test_nan_is_seen_in_a_long_vector():
     """XLA:CPU computes the maximum of long vectors with instructions that drop NaN."""
     n = 5000
     tx = sparsejax.simulate(sparsejax.dense(), workers=1)
-    state = tx.init(jnp.zeros((n,)))
+    state = tx.init(np.zeros(n, np.float32))
     update = jax.jit(lambda gradient: tx.update(gradient, state)[1].report.dropped)
+    ones = np.ones((1, n), np.float32)
     for i in (0, 1234, n - 1):
-        assert update(jnp.ones((1, n)).at[0, i].set(jnp.nan))[0], i
-    assert not update(jnp.ones((1, n)))[0]
+        assert update(np.where(np.arange(n) == i, np.nan, ones))[0], i
+    assert not update(ones)[0]

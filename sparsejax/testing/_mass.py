@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -87,7 +86,7 @@ def check_few_coordinates(
     Raises:
       AssertionError: with the coordinate that is furthest off.
     """
-    params = jnp.zeros((max(1, min(3, workers - 1)),))
+    params = np.zeros(max(1, min(3, workers - 1)), np.float32)
     _, sent = _conserved(tx, workers, params, 24, 1e-5 if conserves else None)
     require(
         any(sent), "fewer coordinates than workers", "24 steps sent nothing",

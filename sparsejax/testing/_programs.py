@@ -24,15 +24,18 @@ Stream = Callable[[int], Any]
 
 def example_params(dtype: Any = jnp.float32) -> dict[str, Any]:
     """A small tree of zeros: vectors, a matrix, a scalar and an empty leaf."""
-    return {name: jnp.zeros(shape, dtype) for name, shape in SHAPES.items()}
+    return {name: np.zeros(shape, dtype) for name, shape in SHAPES.items()}
 
 
 def gradients(step: int, workers: int, params: Any, dtype=None, seed: int = 0) -> Any:
-    """Laplace gradients [w, ...] whose scale differs between leaves and columns."""
+    """Laplace gradients [w, ...] whose scale differs between leaves and columns.
+
+    Arrays of numpy: the caller may change them, and nothing is compiled for them.
+    """
     treedef: Any
     leaves, treedef = jax.tree.flatten(params)
     shapes = tuple((leaf.shape, np.dtype(dtype or leaf.dtype)) for leaf in leaves)
-    return treedef.unflatten(_drawn(shapes, step, workers, seed))
+    return treedef.unflatten([x.copy() for x in _drawn(shapes, step, workers, seed)])
 
 
 @functools.lru_cache(maxsize=2000)  # Many methods get the same gradients.
@@ -43,7 +46,7 @@ def _drawn(shapes, step, workers, seed):
         size = math.prod(shape)
         profile = np.linspace(0.2, 3.0, max(size, 1))[:size]
         values = rng.laplace(size=(workers, size)) * profile * (i + 1)
-        return jnp.asarray(values.reshape(workers, *shape), dtype)
+        return values.reshape(workers, *shape).astype(dtype)
 
     return [draw(i, *shape) for i, shape in enumerate(shapes)]
 
@@ -72,7 +75,7 @@ class Trainer(NamedTuple):
 
     def start(self) -> tuple[Any, Any]:
         """Copies of the first parameters and state, since the step donates both."""
-        return jax.tree.map(lambda x: x.copy(), (self.params, self.state))
+        return jax.device_put((self.params, self.state), may_alias=False)
 
     def advance(self, params: Any, state: Any, drawn: Any) -> tuple[Any, Any, Any]:
         """One step, waited for: virtual devices deadlock when steps pile up."""
@@ -121,7 +124,7 @@ def trainer(
 
 
 def _zeros(treedef: Any, shapes: Any) -> Any:
-    return treedef.unflatten([jnp.zeros(*shape) for shape in shapes])
+    return treedef.unflatten([np.zeros(*shape) for shape in shapes])
 
 
 @functools.cache
