@@ -40,6 +40,11 @@ def simulated(name, workers=W):
     return sparsejax.simulate(sparsejax.delayed(MADE[name]), workers=workers)
 
 
+def started(name, params):
+    """The first state, compiled as a whole: it takes dozens of operations."""
+    return jax.jit(simulated(name).init)(params)
+
+
 def on_its_way(state):
     """The values of all messages, [w, n]."""
     flight = state.exchange
@@ -63,8 +68,7 @@ def vectors(drawn, workers=W):
 def test_top_k_one_step_late_as_by_hand():
     n, k = flat(PARAMS).size, int(0.05 * flat(PARAMS).size)
     waiting, before = np.zeros((W, n), np.float32), np.zeros(n)
-    tx = simulated("topk")
-    state = tx.init(PARAMS)
+    tx, state = simulated("topk"), started("topk", PARAMS)
     for t in range(STEPS):
         drawn = gradients(t, W)
         updates, state = tx.update(drawn, state, PARAMS)
@@ -84,7 +88,7 @@ def test_top_k_one_step_late_as_by_hand():
 def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
     """Also with workers that are absent, by the weights of the step that sent."""
     tx, params = simulated(name), example_params(dtype)
-    state = tx.init(params)
+    state = started(name, params)
     given = received = scale = 0.0
     weight = 1.0  # the first update is of nothing
     for t in range(STEPS):
@@ -117,8 +121,7 @@ def test_the_leaders_choice_two_steps_late_as_by_hand():
     n, k = flat(PARAMS).size, int(0.05 * flat(PARAMS).size)
     waiting, travels = np.zeros((W, n), np.float32), np.zeros(n)
     chosen = np.zeros(0, int)
-    tx = simulated("cltk")
-    state = tx.init(PARAMS)
+    tx, state = simulated("cltk"), started("cltk", PARAMS)
     for t in range(STEPS):
         drawn = gradients(t, W)
         updates, state = tx.update(drawn, state, PARAMS)
@@ -135,11 +138,12 @@ def test_the_leaders_choice_two_steps_late_as_by_hand():
 
 def test_exclusive_parts_two_steps_late_meet_their_density():
     tx = simulated("exdyna")
-    state, cuts = tx.init(PARAMS), []
-    hot = jnp.where(jnp.arange(flat(PARAMS).size) % 7 < 1, 9.0, 1.0)
+    state, cuts = started("exdyna", PARAMS), []
+    hot = np.where(np.arange(flat(PARAMS).size) % 7 < 1, 9.0, 1.0)
     _, unravel = jax.flatten_util.ravel_pytree(PARAMS)
+    hot_leaves = jax.device_get(jax.jit(unravel)(np.float32(hot)))
     for t in range(12):
-        scaled = jax.tree.map(lambda g, h: g * h[None], gradients(t, W), unravel(hot))
+        scaled = jax.tree.map(lambda g, h: g * h[None], gradients(t, W), hot_leaves)
         _, state = tx.update(scaled, state, PARAMS)
         report = sparsejax.report(state)
         cuts.append(np.asarray(state.sparsifier.partition.cuts))
@@ -151,7 +155,7 @@ def test_exclusive_parts_two_steps_late_meet_their_density():
 
 def test_reports_are_those_of_the_delivered_step():
     late, now = simulated("topk"), sparsejax.simulate(MADE["topk"], workers=W)
-    mine, theirs = late.init(PARAMS), now.init(PARAMS)
+    mine, theirs = started("topk", PARAMS), now.init(PARAMS)
     for t in range(3):
         before = sparsejax.report(theirs)
         _, mine = late.update(gradients(t, W), mine, PARAMS)
@@ -187,7 +191,7 @@ def test_on_devices_as_simulated(view, name):
         )
     step = jax.jit(step)
     reference = simulated(name)
-    expected = reference.init(PARAMS)
+    expected = started(name, PARAMS)
     with jax.set_mesh(mesh):
         for t in range(4):
             theirs, expected = reference.update(gradients(t, W), expected, PARAMS)
@@ -278,10 +282,10 @@ def test_rounds_one_round_late():
 
 
 def test_an_empty_tree_and_one_worker():
-    for params in ({}, jnp.zeros(0), jnp.zeros(1)):
-        tx = sparsejax.simulate(sparsejax.delayed(MADE["topk"]), workers=1)
-        drawn = jax.tree.map(lambda p: jnp.ones((1, *p.shape)), params)
-        state, sent = tx.init(params), []
+    for params in ({}, np.zeros(0, np.float32), np.zeros(1, np.float32)):
+        tx = simulated("topk", workers=1)
+        drawn = jax.tree.map(lambda p: np.ones((1, *p.shape), np.float32), params)
+        state, sent = jax.jit(tx.init)(params), []
         for _ in range(2):
             updates, state = tx.update(drawn, state, params)
             sent.append([float(u.sum()) for u in jax.tree.leaves(updates)])
