@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,10 +73,17 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
             f"expected one leaf or more, all with the number of workers, at least 1, "
             f"as first axis."
         )
-    ((count,),) = counts
+    return _measured(leaves, rows)
+
+
+# Compiled as a whole: one operation at a time takes seconds.
+@functools.partial(jax.jit, static_argnames="rows")
+def _measured(leaves: list[Any], rows: bool) -> Characteristics:
+    """The characteristics of leaves [w, ...], of which there is at least one."""
+    count = leaves[0].shape[0]
 
     def flags(leaf):
-        nonzero = jnp.asarray(leaf) != 0
+        nonzero = leaf != 0
         if rows and leaf.ndim > 2:
             nonzero = jnp.any(nonzero, axis=tuple(range(2, leaf.ndim)))
         return nonzero.reshape(count, -1)
