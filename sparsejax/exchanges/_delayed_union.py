@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax._report import sparse_report, zero_report
 from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.exchanges._indices import facts_of, histogram_of, no_histogram, united
@@ -149,7 +150,7 @@ def delayed_union(
         # Parts are disjoint, but not where all workers choose the whole vector.
         support = "agreed" if slots.whole else step.support
         chosen = united(indices, units, dataclasses.replace(step, support=support))
-        taken = vector.at[chosen].get(mode="fill", fill_value=0)
+        taken = _xla.values_at(vector, chosen)
         own = taken if step.present is None else jnp.where(step.present, taken, 0)
         # So that the sparsifier does not choose them again.
         vector = vector.at[chosen].set(taken - own, mode="drop")

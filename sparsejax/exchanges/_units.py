@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import jax.numpy as jnp
 
+from sparsejax import _xla
 from sparsejax.parts import Choice
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Units:
         self, vector: Float[Array, " n"], indices: Int[Array, " k"]
     ) -> Float[Array, "k *D"]:
         """The values of `vector` at `indices`, 0 in empty slots."""
-        return self.split(vector).at[indices].get(mode="fill", fill_value=0)
+        return _xla.values_at(self.split(vector), indices)
 
     def coordinates(self, indices: Int[Array, " k"]) -> Int[Array, " kD"]:
         """The coordinates of the units at `indices`; empty slots hold `n`."""

@@ -121,7 +121,7 @@ def deliver_at(
       rounding: Float[], replicated: see `average`.
     """
     workers = step.workers
-    own = vector.at[indices].get(mode="fill", fill_value=0)
+    own = _xla.values_at(vector, indices)
     mean, error, rounding = average(own, workers, widths)
     update, rest = placed(mean, indices, step)
     return update, workers.localize(rest) + error, rounding

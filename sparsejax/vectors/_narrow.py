@@ -7,13 +7,9 @@ scale do not share one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from sparsejax import _xla
 from sparsejax.vectors import _bits
 from sparsejax.vectors._one_bit import one_bit
 from sparsejax.vectors._value_blocks import (
@@ -24,17 +20,8 @@ from sparsejax.vectors._value_blocks import (
     to_bfloat16,
 )
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int
-
-# Levels of the code of 8 bits: 0, and powers of 2^(1/8) up to the largest of a block.
-_STEPS = 8
-_TOP = 127
-_POWERS = 2.0 ** (np.arange(1 - _TOP, 1) / _STEPS)
-_LEVELS = np.concatenate([[0.0], _POWERS]).astype(np.float32)
-
-# Bins of the narrower codes reach down to this share of the largest magnitude.
-_LOWEST = {4: 2.0**-6, 2: 2.0**-4}
+# Of the largest magnitude of a block: with 2 bits, larger magnitudes are large ones.
+_LOWEST_EDGE = 0.25
 
 
 def value_code(bits: int, m: int) -> ValueCode:
@@ -49,7 +36,10 @@ def value_code(bits: int, m: int) -> ValueCode:
     half = _half(m)
     if bits == 16:
         return half
-    code = _scaled(m) if bits == 8 else one_bit(m) if bits == 1 else _binned(bits, m)
+    if bits in (8, 4):
+        code = _squares(bits, m)
+    else:
+        code = _two_means(m) if bits == 2 else one_bit(m)
     return code if code.size < half.size else half
 
 
@@ -70,74 +60,58 @@ def _half(m: int) -> ValueCode:
     return ValueCode(m, to_bfloat16, from_bfloat16)
 
 
-def _scaled(m: int) -> ValueCode:
-    """8 bits: a sign, and 127 levels that are even in the logarithm, or zero.
+def _squares(bits: int, m: int) -> ValueCode:
+    """8 or 4 bits: a sign, and a level, which is the root of the magnitude.
 
-    Levels lie 9 % apart, so the error is at most 4.5 % of a value. Values below 2^-15.8
-    of the largest of their block become 0. The largest is exact.
+    Level i of 127 or 7 is decoded as its square, as a share of the largest magnitude of
+    the block, and each value takes the nearest. So levels lie closer where values are
+    small, as most are. The error is at most 1.2 % of the largest with 8 bits, and 14 %
+    with 4; near a hundredth of the largest 8 % of a value with 8 bits, and all of it
+    with 4.
     """
-    blocks = Blocks.of(m, 8)
+    blocks, top = Blocks.of(m, bits), (1 << bits - 1) - 1
 
     def encode(values):
         rows = blocks.split(values)
         shares, largest = shares_of(rows)
-        levels = _TOP + jnp.round(_STEPS * jnp.log2(shares))
-        levels = jnp.clip(levels, 0, _TOP).astype(jnp.int32)
-        scales = jax.lax.bitcast_convert_type(largest, jnp.uint16)
-        return blocks.pack(scales.reshape(-1, 2), levels, jnp.signbit(rows))
+        # The squares of i and i + 1 part at i^2 + i + 1/2.
+        levels = jnp.floor(0.5 + jnp.sqrt(jnp.maximum(top**2 * shares - 0.25, 0)))
+        scales = to_bfloat16(largest)[:, None]
+        return blocks.pack(scales, levels.astype(jnp.int32), jnp.signbit(rows))
 
     def decode(words):
-        scales, levels, negative = blocks.unpack(words, 2)
-        largest = jax.lax.bitcast_convert_type(scales, jnp.float32)
-        magnitudes = jnp.asarray(_LEVELS)[levels] * largest[:, None]
-        return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
+        scales, levels, negative = blocks.unpack(words, 1)
+        shares = (levels * levels).astype(jnp.float32) / top**2
+        return blocks.join(jnp.where(negative, -shares, shares) * from_bfloat16(scales))
 
-    return ValueCode(blocks.size(2), encode, decode)
+    return ValueCode(blocks.size(1), encode, decode)
 
 
-def _binned(bits: int, m: int) -> ValueCode:
-    """4 or 2 bits: a sign, and the bin of the magnitude.
+def _two_means(m: int) -> ValueCode:
+    """2 bits: a sign, and whether the magnitude is one of the larger of its block.
 
-    The edges of the bins of a block are even in the logarithm between its smallest and
-    largest magnitude. Each is decoded as the mean of its members, which travels along,
-    so a block keeps its sum of magnitudes. With 4 bits the first bin means zero. With 2
-    a zero among other values is decoded as the mean of the smaller bin.
+    These are decoded as their mean, and the others as theirs, zeros among them too. The
+    means travel along, so a block keeps its sum of magnitudes.
     """
-    count, blocks = 1 << bits - 1, Blocks.of(m, bits)
-    zero = int(bits == 4)
+    blocks = Blocks.of(m, 2)
 
     def encode(values):
         rows = blocks.split(values)
         shares, largest = shares_of(rows)
         smallest = jnp.min(jnp.where(shares > 0, shares, 1.0), axis=1)
-        depth = -jnp.log2(jnp.maximum(smallest, _LOWEST[bits]))
-        # From 0 at the smallest to 1 at the largest; -inf for zeros.
-        height = 1 + jnp.log2(shares) / jnp.maximum(depth, 2.0**-20)[:, None]
-        bins = zero + jnp.floor((count - zero) * height)
-        bins = jnp.clip(bins, 0, count - 1).astype(jnp.int32)
-        bins, shares = _xla.computed_once((bins, shares))
-        means = _means(jnp.where(shares > 0, bins, -1), shares, range(zero, count))
-        means = to_bfloat16(means * largest[:, None])
-        return blocks.pack(means, bins, jnp.signbit(rows))
+        # In the middle between the smallest and the largest, in logarithms.
+        edge = jnp.maximum(jnp.sqrt(smallest), _LOWEST_EDGE)
+        large = shares >= edge[:, None]
+        members = [(shares > 0) & ~large, large]
+        number = jnp.maximum(_bits.sums_at_once(members), 1).astype(jnp.float32)
+        totals = [jnp.sum(jnp.where(mine, shares, 0.0), axis=1) for mine in members]
+        means = to_bfloat16((jnp.stack(totals) / number).T * largest[:, None])
+        return blocks.pack(means, large.astype(jnp.int32), jnp.signbit(rows))
 
     def decode(words):
-        book, bins, negative = blocks.unpack(words, count - zero)
-        means = from_bfloat16(book)
-        magnitudes = jnp.zeros(bins.shape, jnp.float32)
-        for place, b in enumerate(range(zero, count)):
-            # Seven comparisons take a tenth of the time of one gather on CPUs.
-            magnitudes = jnp.where(bins == b, means[:, place, None], magnitudes)
+        means, large, negative = blocks.unpack(words, 2)
+        lower, upper = from_bfloat16(means.T)[:, :, None]
+        magnitudes = jnp.where(large > 0, upper, lower)
         return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
 
-    return ValueCode(blocks.size(count - zero), encode, decode)
-
-
-def _means(
-    labels: Int[Array, "b s"], values: Float[Array, "b s"], wanted: range
-) -> Float[Array, "b c"]:
-    """The mean of the values with each of the `wanted` labels; 0 for no value."""
-    members = [labels == b for b in wanted]
-    numbers = [_bits.sums_at_once(members[i : i + 3]) for i in range(0, len(wanted), 3)]
-    totals = [jnp.sum(jnp.where(mine, values, 0.0), axis=1) for mine in members]
-    number = jnp.maximum(jnp.concatenate(numbers), 1).astype(jnp.float32)
-    return (jnp.stack(totals) / number).T
+    return ValueCode(blocks.size(2), encode, decode)
