@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _SLOTS, _BYTES = 16, 2
 _OCTAVES = 0.75
 _SIGN, _ZERO = 1 << 3, 7
+# The last bits of a number that say its slot and its sign.
+_TELLING = 2 * _SLOTS - 1
 _LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float32)
 # The sign of a scale, which is not negative, tells the code of its block.
 _FEW = 1 << 15
@@ -81,19 +84,22 @@ def _largest(
     shares: Float[Array, "b 16 d"], negative: Bool[Array, "b 16 d"]
 ) -> tuple[Int[Array, "b d"], Float[Array, " b"]]:
     """Words of the two largest of 16 slots, and the squares that they take."""
-    slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None]
+    # One number orders shares and tells place and sign in its last bits: a positive
+    # float32 grows with its bits.
+    slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None] << 1
+    numbers = jax.lax.bitcast_convert_type(shares, jnp.int32) & ~_TELLING
+    numbers = numbers | slots | negative.astype(jnp.int32)
     words, taken = jnp.zeros((), jnp.int32), jnp.zeros(())
     for byte in range(_BYTES):
-        share = jnp.max(shares, axis=1)
-        slot = jnp.min(jnp.where(shares == share[:, None], slots, _SLOTS - 1), axis=1)
-        here = slots == slot[:, None]
-        minus = jnp.any(negative & here, axis=1).astype(jnp.int32)
+        first = jnp.max(numbers, axis=1)
+        share = jax.lax.bitcast_convert_type(first & ~_TELLING, jnp.float32)
         level = jnp.round(jnp.log2(share) / -_OCTAVES)
         level = jnp.minimum(level, _ZERO).astype(jnp.int32)
-        words = words | (slot << 4 | minus * _SIGN | level) << 8 * byte
+        place, minus = first >> 1 & _SLOTS - 1, first & 1
+        words = words | (place << 4 | minus * _SIGN | level) << 8 * byte
         decoded = jnp.asarray(_LEVELS)[level]
         taken = taken + jnp.sum(decoded * (2 * share - decoded), axis=1)
-        shares = jnp.where(here, -1.0, shares)
+        numbers = jnp.where(numbers == first[:, None], -1, numbers)
     return words, taken
 
 
