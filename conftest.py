@@ -54,8 +54,8 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
-# Tests of whole programs, whose parts have tests of their own: benchmarks, examples and
-# the guides.
+# Tests of whole programs, whose parts have tests of their own: benchmarks, examples, the
+# guides, and trainings that are killed and go on.
 _ONCE = (
     "test_as_a_user",
     "test_bench",
@@ -67,13 +67,14 @@ _ONCE = (
     "test_pages",
     "test_quality",
     "test_recordings",
+    "test_restarts",
     "test_text",
 )
 ELSEWHERE: tuple[str, ...] = ()
-if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
-    _REPRESENTATIVE, ELSEWHERE = ("exdyna",), _ONCE
 # Of the rows of a test that is marked `sampled`, the first tier has one of so many.
 _SAMPLED = 16
+if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
+    _REPRESENTATIVE, ELSEWHERE, _SAMPLED = ("exdyna",), _ONCE, 32
 # The rows of the second tier come in so many slices, of which CI runs one a commit.
 SLICES = 8
 # For tests/test_tiers.py: the rows of each test, and those of the first tier.
