@@ -54,27 +54,13 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
-# Tests of whole programs, whose parts have tests of their own: benchmarks, examples, the
-# guides, and trainings that are killed and go on.
-_ONCE = (
-    "test_as_a_user",
-    "test_bench",
-    "test_digits",
-    "test_docs",
-    "test_existing_code",
-    "test_language_model",
-    "test_notebooks",
-    "test_pages",
-    "test_quality",
-    "test_recordings",
-    "test_restarts",
-    "test_text",
-)
-ELSEWHERE: tuple[str, ...] = ()
 # Of the rows of a test that is marked `sampled`, the first tier has one of so many.
 _SAMPLED = 16
+# Marks of tests that wait for the second tier.
+WAITING = ("second_tier",)
 if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
-    _REPRESENTATIVE, ELSEWHERE, _SAMPLED = ("exdyna",), _ONCE, 32
+    _REPRESENTATIVE, _SAMPLED = ("exdyna",), 32
+    WAITING = ("second_tier", "newer_waits")
 # The rows of the second tier come in so many slices, of which CI runs one a commit.
 SLICES = 8
 # For tests/test_tiers.py: the rows of each test, and those of the first tier.
@@ -103,15 +89,19 @@ def every(request):
     return request.config.getoption("rows") in ("every", "few+0")
 
 
+def waits(row):
+    return any(row.get_closest_marker(mark) for mark in WAITING)
+
+
 def _first_tier(rows):
     """Of the rows of one test, those that a run of all tests takes.
 
-    At least one, unless all of them are marked `second_tier`, or run with older jax.
+    At least one, unless all of them wait.
     """
     from tests.cases import RECIPES
 
-    rows = [row for row in rows if not row.get_closest_marker("second_tier")]
-    if not rows or rows[0].path.stem in ELSEWHERE:
+    rows = [row for row in rows if not waits(row)]
+    if not rows:
         return []
     if hasattr(rows[0], "callspec") and "case" in rows[0].callspec.params:
         cases = [(row, row.callspec.params["case"]) for row in rows]

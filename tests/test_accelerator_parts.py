@@ -152,6 +152,7 @@ def test_a_sample_finds_a_little_more_than_the_quota(quota):
         assert quota <= count[0] <= quota + 12 * quota**0.5
 
 
+@pytest.mark.newer_waits
 @pytest.mark.parametrize(
     "name",
     [

@@ -16,6 +16,8 @@ import sparsejax
 from tests.harness import WORKERS, mesh_of
 from tests.pages import ROOT, block
 
+pytestmark = pytest.mark.newer_waits
+
 ROWS = 2 * WORKERS
 
 

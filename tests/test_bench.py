@@ -15,6 +15,8 @@ import sparsejax
 from sparsejax.bench import _command, _hosts, _train
 from tests import quick
 
+pytestmark = pytest.mark.newer_waits
+
 KEYS = {
     "recipe",
     "n",

@@ -30,6 +30,7 @@ def round_trip(make, *arguments):
     return jax.jit(there_and_back)
 
 
+@pytest.mark.newer_waits
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(data=st.data())
 def test_elias_fano_of_any_ascending_list(data):
@@ -42,6 +43,7 @@ def test_elias_fano_of_any_ascending_list(data):
     np.testing.assert_array_equal(back, numbers)
 
 
+@pytest.mark.newer_waits
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(data=st.data())
 def test_indices_of_any_choice(data):

@@ -138,6 +138,7 @@ def test_published_threshold_chases_the_schedule():
         np.testing.assert_allclose(traced, fixed, rtol=1e-7)
 
 
+@pytest.mark.newer_waits
 def test_state_is_that_of_a_fixed_density():
     """A transformation with another density, or a schedule, accepts the same state."""
     fixed = sparsejax.exdyna(0.2)

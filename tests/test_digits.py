@@ -26,7 +26,7 @@ KEYS = {
 }
 STEPS = 12
 
-pytestmark = pytest.mark.xdist_group("digits")
+pytestmark = [pytest.mark.xdist_group("digits"), pytest.mark.newer_waits]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ import sparsejax
 from sparsejax import recipes, testing
 from sparsejax.recipes._table import TABLE
 
+pytestmark = pytest.mark.newer_waits
+
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = (
     "exchanges",

@@ -19,6 +19,8 @@ STYLES = {"pmap": 4, "by_hand": 5, "linen": 5, "nnx": 5}
 
 _RUN = """
 import json, sys
+
+pytestmark = pytest.mark.newer_waits
 losses = []
 for text in json.load(sys.stdin):
     names = {}

@@ -13,6 +13,8 @@ import sparsejax
 from sparsejax.examples import _cluster, language_model
 from sparsejax.examples._training import Trainer, place
 
+pytestmark = pytest.mark.newer_waits
+
 SIZE = language_model.Size(width=16, heads=2, layers=1, context=8, batch=16)
 STEPS = 20
 

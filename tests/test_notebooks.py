@@ -17,7 +17,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TIMEOUT = 600
 
 # Notebooks run one after the other: each keeps both cores busy.
-pytestmark = pytest.mark.xdist_group("notebooks")
+pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.newer_waits]
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # They train for a minute, or compile for half a minute.
 LONG = (

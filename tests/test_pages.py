@@ -22,6 +22,8 @@ from tests.pages import (
     row_of,
 )
 
+pytestmark = pytest.mark.newer_waits
+
 # Checks that run at the end of a page's program.
 CHECKS = {
     "README": """

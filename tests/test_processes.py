@@ -113,6 +113,7 @@ def test_a_sharded_model_is_restored(sharded_model):
     assert sharded_model["exdyna"]["restored"] is True
 
 
+@pytest.mark.newer_waits
 def test_the_loop_of_the_readme_is_started_by_hand():
     program = starts() + loop(300)
     with running("-c", program, processes=2, devices=2) as started:

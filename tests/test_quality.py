@@ -23,6 +23,8 @@ from sparsejax.bench.quality import (
     _text,
 )
 
+pytestmark = pytest.mark.newer_waits
+
 STEPS = 60
 
 

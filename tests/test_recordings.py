@@ -13,6 +13,8 @@ import pytest
 from sparsejax import partitions, thresholds
 from tests import reference
 
+pytestmark = pytest.mark.newer_waits
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 

@@ -18,7 +18,7 @@ from tests.restart_program import SAVE_EVERY
 
 STEPS = 18
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.newer_waits]
 
 
 def _running(directory, workers, steps, view="shard_map", **how):

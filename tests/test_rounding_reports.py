@@ -42,6 +42,7 @@ def test_pairs_one_step_late_tell_them_late():
     assert found == [0, plain.report.details.rounding]
 
 
+@pytest.mark.newer_waits
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["exdyna", "cltk", "topk"])
 def test_fewer_bits_round_more(name, every):

@@ -13,6 +13,8 @@ import pytest
 import sparsejax
 from sparsejax.examples import _cluster, _training, text
 
+pytestmark = pytest.mark.newer_waits
+
 STEPS, FIRST_STEPS = 8, 6
 
 

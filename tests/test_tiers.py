@@ -17,9 +17,10 @@ def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
     waiting = []
     for rows, few in tiers:
         assert set(few) <= set(rows)
-        if not few and rows[0].path.stem not in conftest.ELSEWHERE:
-            waiting.append(rows[0].nodeid)
-            assert all(row.get_closest_marker("second_tier") for row in rows)
+        if not few:
+            assert all(conftest.waits(row) for row in rows)
+            if not rows[0].get_closest_marker("newer_waits"):
+                waiting.append(rows[0].nodeid)
     assert len(waiting) <= 3, waiting  # programs of half a minute
     cases = {case for rows, few in tiers for case in _cases(few)}
     if any(rows[0].path.stem == "test_conformance" for rows, _ in tiers):

@@ -139,6 +139,7 @@ def test_dgc_sample_meets_the_density():
         assert np.all(state.report.details.chosen <= 600)
 
 
+@pytest.mark.newer_waits
 def test_dgc_warms_up():
     n = 640
     tx = sparsejax.dgc(0.02, momentum=0.0, warmup_steps=2)

@@ -42,6 +42,7 @@ def densifications(workers):
     return {"none": float(workers), "half": (workers + 1) / 2, "full": 1.0}
 
 
+@pytest.mark.newer_waits
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("workers", "density", "overlap"),

@@ -45,6 +45,7 @@ def count(x, density, fit, stages):
     return jnp.sum(jnp.abs(x) >= threshold)
 
 
+@pytest.mark.newer_waits
 @pytest.mark.parametrize("fit", FITS)
 def test_counts_of_the_published_program(fit, every):
     rows = [row for row in json.loads(GOLDEN.read_text()) if row["fit"] == fit]
@@ -94,6 +95,7 @@ def test_one_element():
     np.testing.assert_array_equal(mean, [2.0])
 
 
+@pytest.mark.newer_waits
 def test_the_number_of_stages_adapts():
     """A heavy tail needs more than one exponential; a fixed number stays."""
     rng = np.random.default_rng(0)

@@ -59,6 +59,7 @@ def recorded(every):
     return {name: list(zip(*rows, strict=True)) for name, rows in seen.items()}
 
 
+@pytest.mark.newer_waits
 @pytest.mark.xdist_group("topk")
 @pytest.mark.parametrize(("name", "slack"), [("topk", 1e-3), ("cltk", 0.0)])
 def test_follows_the_published_program(name, slack, every):
