@@ -13,14 +13,14 @@ import pytest
 from tests import quick
 from tests.pages import EXISTING_CODE, blocks
 
+pytestmark = pytest.mark.newer_waits
+
 DIFFS = re.findall(r"^```diff\n(.*?)^```", EXISTING_CODE.read_text(), re.DOTALL | re.M)
 # Lines that a diff adds, and the style of its loop.
 STYLES = {"pmap": 4, "by_hand": 5, "linen": 5, "nnx": 5}
 
 _RUN = """
 import json, sys
-
-pytestmark = pytest.mark.newer_waits
 losses = []
 for text in json.load(sys.stdin):
     names = {}
