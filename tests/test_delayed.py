@@ -40,9 +40,9 @@ def simulated(name, workers=W):
     return sparsejax.simulate(sparsejax.delayed(MADE[name]), workers=workers)
 
 
-def started(name, params):
+def started(tx, params):
     """The first state, compiled as a whole: it takes dozens of operations."""
-    return jax.jit(simulated(name).init)(params)
+    return jax.jit(tx.init)(params)
 
 
 def on_its_way(state):
@@ -68,7 +68,8 @@ def vectors(drawn, workers=W):
 def test_top_k_one_step_late_as_by_hand():
     n, k = flat(PARAMS).size, int(0.05 * flat(PARAMS).size)
     waiting, before = np.zeros((W, n), np.float32), np.zeros(n)
-    tx, state = simulated("topk"), started("topk", PARAMS)
+    tx = simulated("topk")
+    state = started(tx, PARAMS)
     for t in range(STEPS):
         drawn = gradients(t, W)
         updates, state = tx.update(drawn, state, PARAMS)
@@ -88,7 +89,7 @@ def test_top_k_one_step_late_as_by_hand():
 def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
     """Also with workers that are absent, by the weights of the step that sent."""
     tx, params = simulated(name), example_params(dtype)
-    state = started(name, params)
+    state = started(tx, params)
     given = received = scale = 0.0
     weight = 1.0  # the first update is of nothing
     for t in range(STEPS):
@@ -121,7 +122,8 @@ def test_the_leaders_choice_two_steps_late_as_by_hand():
     n, k = flat(PARAMS).size, int(0.05 * flat(PARAMS).size)
     waiting, travels = np.zeros((W, n), np.float32), np.zeros(n)
     chosen = np.zeros(0, int)
-    tx, state = simulated("cltk"), started("cltk", PARAMS)
+    tx = simulated("cltk")
+    state = started(tx, PARAMS)
     for t in range(STEPS):
         drawn = gradients(t, W)
         updates, state = tx.update(drawn, state, PARAMS)
@@ -138,7 +140,7 @@ def test_the_leaders_choice_two_steps_late_as_by_hand():
 
 def test_exclusive_parts_two_steps_late_meet_their_density():
     tx = simulated("exdyna")
-    state, cuts = started("exdyna", PARAMS), []
+    state, cuts = started(tx, PARAMS), []
     hot = np.where(np.arange(flat(PARAMS).size) % 7 < 1, 9.0, 1.0)
     _, unravel = jax.flatten_util.ravel_pytree(PARAMS)
     hot_leaves = jax.device_get(jax.jit(unravel)(np.float32(hot)))
@@ -155,7 +157,7 @@ def test_exclusive_parts_two_steps_late_meet_their_density():
 
 def test_reports_are_those_of_the_delivered_step():
     late, now = simulated("topk"), sparsejax.simulate(MADE["topk"], workers=W)
-    mine, theirs = started("topk", PARAMS), now.init(PARAMS)
+    mine, theirs = started(late, PARAMS), now.init(PARAMS)
     for t in range(3):
         before = sparsejax.report(theirs)
         _, mine = late.update(gradients(t, W), mine, PARAMS)
@@ -191,7 +193,7 @@ def test_on_devices_as_simulated(view, name):
         )
     step = jax.jit(step)
     reference = simulated(name)
-    expected = started(name, PARAMS)
+    expected = started(reference, PARAMS)
     with jax.set_mesh(mesh):
         for t in range(4):
             theirs, expected = reference.update(gradients(t, W), expected, PARAMS)
@@ -285,7 +287,7 @@ def test_an_empty_tree_and_one_worker():
     for params in ({}, np.zeros(0, np.float32), np.zeros(1, np.float32)):
         tx = simulated("topk", workers=1)
         drawn = jax.tree.map(lambda p: np.ones((1, *p.shape), np.float32), params)
-        state, sent = jax.jit(tx.init)(params), []
+        state, sent = started(tx, params), []
         for _ in range(2):
             updates, state = tx.update(drawn, state, params)
             sent.append([float(u.sum()) for u in jax.tree.leaves(updates)])

@@ -23,8 +23,7 @@ TX = optax.chain(sparsejax.exdyna(0.1), optax.sgd(0.5, momentum=0.9))
 
 def _batch():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(4 * WORKERS, FEATURES)).astype(np.float32)
-    return x
+    return rng.normal(size=(4 * WORKERS, FEATURES)).astype(np.float32)
 
 
 def _zeros():

@@ -83,7 +83,7 @@ def add_pairs(
     own = jnp.zeros((values[0].size,), values.dtype)
     if first is not None:
         first = units.coordinates(first.ravel())
-        mean = total.at[first].get(mode="fill", fill_value=0)
+        mean = _xla.values_at(total, first)
         rest = mean - layout.round(first, mean)
         total = total.at[first].add(-rest, mode="drop")
         mine = jnp.arange(count, dtype=jnp.int32) == step.rank

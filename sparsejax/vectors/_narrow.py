@@ -2,10 +2,12 @@
 
 Rounding needs no unbiased noise: the error stays with the worker, which sends the error
 later. Narrow codes work on blocks of neighbouring slots, so that leaves of different
-scale do not share one.
+scale share no more than the blocks at their borders.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,10 @@ from sparsejax.vectors._value_blocks import (
     to_bfloat16,
 )
 
-# One, in the fixed point of a word: roots of levels are parts of it.
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
+
+# The number one as a word: roots of levels are fractions of it.
 _WHOLE = (1 << 16) - 1
 
 # Of the largest magnitude of a block: with 2 bits, larger magnitudes are large ones.
@@ -78,8 +83,8 @@ def _squares(bits: int, m: int) -> ValueCode:
     def encode(values):
         rows = blocks.split(values)
         shares, largest = shares_of(rows)
-        smallest = jnp.min(jnp.where(shares > 0, shares, 1.0), axis=1)
-        start = jnp.clip(jnp.floor(_WHOLE * jnp.sqrt(smallest)), lowest, _WHOLE - 1)
+        start = jnp.floor(_WHOLE * jnp.sqrt(_smallest(shares)))
+        start = jnp.clip(start, lowest, _WHOLE - 1)
         # In gaps between roots of levels, the lowest of which lies at `base`.
         scale = gaps * _WHOLE / (_WHOLE - start)[:, None]
         base = scale * start[:, None] / _WHOLE
@@ -106,16 +111,15 @@ def _two_means(m: int) -> ValueCode:
     """2 bits: a sign, and whether the magnitude is one of the larger of its block.
 
     These are decoded as their mean, and the others as theirs, zeros among them too. The
-    means travel along, so a block keeps its sum of magnitudes.
+    means travel along, so a block without zeros keeps its sum of magnitudes.
     """
     blocks = Blocks.of(m, 2)
 
     def encode(values):
         rows = blocks.split(values)
         shares, largest = shares_of(rows)
-        smallest = jnp.min(jnp.where(shares > 0, shares, 1.0), axis=1)
         # In the middle between the smallest and the largest, in logarithms.
-        edge = jnp.maximum(jnp.sqrt(smallest), _LOWEST_EDGE)
+        edge = jnp.maximum(jnp.sqrt(_smallest(shares)), _LOWEST_EDGE)
         large = shares >= edge[:, None]
         members = [(shares > 0) & ~large, large]
         number = jnp.maximum(_bits.sums_at_once(members), 1).astype(jnp.float32)
@@ -130,3 +134,8 @@ def _two_means(m: int) -> ValueCode:
         return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
 
     return ValueCode(blocks.size(2), encode, decode)
+
+
+def _smallest(shares: Float[Array, "b s"]) -> Float[Array, " b"]:
+    """The smallest share of each block that is not zero; 1 where all are."""
+    return jnp.min(jnp.where(shares > 0, shares, 1.0), axis=1)

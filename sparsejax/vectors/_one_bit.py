@@ -32,7 +32,7 @@ _SLOTS, _BYTES = 16, 2
 _OCTAVES = 0.75
 _SIGN, _ZERO = 1 << 3, 7
 # The last bits of a number that say its slot and its sign.
-_TELLING = 2 * _SLOTS - 1
+_PLACE_AND_SIGN = 2 * _SLOTS - 1
 _LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float32)
 # The sign of a scale, which is not negative, tells the code of its block.
 _FEW = 1 << 15
@@ -87,12 +87,12 @@ def _largest(
     # One number orders shares and tells place and sign in its last bits: a positive
     # float32 grows with its bits.
     slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None] << 1
-    numbers = jax.lax.bitcast_convert_type(shares, jnp.int32) & ~_TELLING
+    numbers = jax.lax.bitcast_convert_type(shares, jnp.int32) & ~_PLACE_AND_SIGN
     numbers = numbers | slots | negative.astype(jnp.int32)
     words, taken = jnp.zeros((), jnp.int32), jnp.zeros(())
     for byte in range(_BYTES):
         first = jnp.max(numbers, axis=1)
-        share = jax.lax.bitcast_convert_type(first & ~_TELLING, jnp.float32)
+        share = jax.lax.bitcast_convert_type(first & ~_PLACE_AND_SIGN, jnp.float32)
         level = jnp.round(jnp.log2(share) / -_OCTAVES)
         level = jnp.minimum(level, _ZERO).astype(jnp.int32)
         place, minus = first >> 1 & _SLOTS - 1, first & 1
