@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparsejax.vectors._leaf_scales import LEAVES
 from sparsejax.vectors._rounding import holds_float32, round_to
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Int
+    from jaxtyping import Array, Float, Int, Int8
 
 # Coordinates are addressed by int32.
 MAX_SIZE = 2**31 - 1
@@ -264,6 +265,35 @@ class Layout:
             )
         ]
         return self.treedef.unflatten(leaves)
+
+    @property
+    def several(self) -> bool:
+        """Whether the vector has coordinates of more than one leaf."""
+        return sum(size > 0 for size in self.sizes) > 1
+
+    def leaf_turns(
+        self, indices: Int[Array, " k"] | None = None
+    ) -> Int8[Array, " k"] | None:
+        """Numbers of leaves modulo `LEAVES`, in which neighbours differ.
+
+        Args:
+          indices: Int32[k]: of coordinates, by default of all of them.
+
+        Returns:
+          Int8[k], or None if there are not several leaves.
+        """
+        if not self.several:
+            return None
+        sizes = [size for i in self.order if (size := self.sizes[i])]
+        if indices is None:
+            parts = [
+                jnp.full((size,), leaf % LEAVES, jnp.int8)
+                for leaf, size in enumerate(sizes)
+            ]
+            return jnp.concatenate(parts)
+        ends = jnp.asarray(np.cumsum(sizes), jnp.int32)
+        leaf = jnp.searchsorted(ends, indices, side="right", method="scan_unrolled")
+        return (leaf % LEAVES).astype(jnp.int8)
 
     def round(
         self, indices: Int[Array, " k"], values: Float[Array, " k"]

@@ -77,7 +77,7 @@ def test_sparseloco_follows_its_rule_for_fifty_rounds(bits):
                 sent[r, most] = waiting[r, most]
             where = np.flatnonzero(sent[r])
             values = jnp.asarray(sent[r, where], jnp.float32)
-            sent[r, where] = code.decode(code.encode(values))
+            sent[r, where] = code.decode(code.encode(values, None), None)
             waiting[r] -= sent[r]
         by_hand -= 0.7 * sent.mean(axis=0)
         params, state, _ = training.step(params, state, rows.astype(np.float32))

@@ -76,37 +76,41 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
 
     slots_in = slots_of(sparsifier, workers)
 
-    def flight(units, indices, own, facts, here):
+    def flight(layout, units, indices, own, facts, here):
         """What is sent, and the values that arrive."""
-        code = value_code(bits, own.size)
-        words = code.encode(own.reshape(-1))
+        code, own = value_code(bits, own.size, layout.several), own.reshape(-1)
+        coordinates = units.coordinates(indices)
+        leaves = layout.leaf_turns(coordinates)
+        words = code.encode(own, leaves)
         nowhere = jnp.zeros((), jnp.int32)
         places = _reach.encode_indices(indices, nowhere, units.number, units.number)
-        values = code.decode(words)
-        lossy = () if bits == 32 else told_errors(own.reshape(-1), values)
+        values = jnp.where(coordinates < layout.n, code.decode(words, leaves), 0)
+        lossy = () if bits == 32 else told_errors(own, values)
         parts = (places, facts, here, words, *lossy)
-        made = (_codec.pack(parts), units.coordinates(indices), values)
+        made = (_codec.pack(parts), coordinates, values)
         return parts, InFlight(*map(PerWorker, made))
 
-    def nothing(units, slots):
+    def nothing(layout, units, slots):
         indices = jnp.full((slots,), units.number, jnp.int32)
         own = jnp.zeros((slots, *units.shape), jnp.float32)
         facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.bool_))
-        return flight(units, indices, own, facts, jnp.ones((), jnp.bool_))
+        return flight(layout, units, indices, own, facts, jnp.ones((), jnp.bool_))
 
     def init(layout, worker_count):
-        return nothing(*slots_in(layout, worker_count)[:2])[1]
+        return nothing(layout, *slots_in(layout, worker_count)[:2])[1]
 
     def receive(vector, state, step):
         units, slots, _ = slots_in(step.layout, step.w)
-        like = nothing(units, slots)[0]
+        like = nothing(step.layout, units, slots)[0]
         gathered = step.workers.gather(state.message.per_worker)
         places, facts, here, words, *errors = _codec.unpack(gathered, like)
         start = jnp.zeros((step.w,), jnp.int32)
         indices = _reach.decode_indices(
             places, start, units.number, units.number, slots
         )
-        values = jax.vmap(value_code(bits, slots * units.size).decode)(words)
+        code = value_code(bits, slots * units.size, step.layout.several)
+        leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
+        values = jax.vmap(code.decode)(words, leaves)
         values = values.reshape(step.w, slots, *units.shape)
         divisor = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
         mean, rest, report = add_pairs(
@@ -127,7 +131,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
             choice = choice._replace(indices=kept)
         own = units.values(vector, choice.indices)
         parts = (choice.indices, own, facts_of(choice, step), here)
-        sent = flight(units, *parts)[1]
+        sent = flight(step.layout, units, *parts)[1]
         left = own.reshape(-1) - sent.values.per_worker
         delivered = sent.coordinates.per_worker
         return Delivery(arrived.mean, delivered, left, arrived.report), sent

@@ -40,7 +40,7 @@ def average_whole(
         total, flags = workers.sum((vector, flags))
         mean, dropped, error = total / count, flags > 0, jnp.zeros((), vector.dtype)
     else:
-        mean, error, rounding = average(vector, workers, widths)
+        mean, error, rounding = average(vector, step, widths)
         details = details._replace(rounding=rounding)
         dropped = workers.gather(jnp.asarray(step.dropped))
     rounded = step.layout.round_all(mean)

@@ -64,17 +64,21 @@ def pairs(value_bits: Any = None) -> Exchange:
     def apply(vector, choice, state, step):
         units = Units.of(choice, step.n)
         own = units.values(vector, choice.indices)
-        code = value_code(bits, own.size)
-        words = code.encode(own.reshape(-1))
-        values = code.decode(words).reshape(own.shape)
-        left = (own - values).reshape(-1)
-        errors = () if bits == 32 else told_errors(own, values)
+        code = value_code(bits, own.size, step.layout.several)
         delivered = units.coordinates(choice.indices)
-        if costs_more_than_the_whole(choice.indices.size, words.size, units, step):
-            mean, report = add_whole(choice, values, units, step, errors)
+        if costs_more_than_the_whole(choice.indices.size, code.size, units, step):
+            mean, report = add_whole(choice, own, units, step)
+            left = jnp.zeros_like(own).reshape(-1)
             return Delivery(mean, delivered, left, report), state
+        leaves = step.layout.leaf_turns(delivered)
+        words = code.encode(own.reshape(-1), leaves)
+        values = jnp.where(delivered < step.n, code.decode(words, leaves), 0)
+        left = own.reshape(-1) - values
+        errors = () if bits == 32 else told_errors(own.reshape(-1), values)
         indices, facts, received, *errors = gather_indices(choice, step, words, *errors)
-        received = jax.vmap(code.decode)(received).reshape(step.w, *own.shape)
+        leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
+        received = jax.vmap(code.decode)(received, leaves)
+        received = received.reshape(step.w, *own.shape)
         mean, rest, report = add_pairs(
             indices, received, facts, units, step, step.w, errors
         )

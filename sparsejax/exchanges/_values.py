@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from sparsejax import _xla
-from sparsejax._workers import Workers
 from sparsejax.parts import Step
 from sparsejax.vectors import _codec
 from sparsejax.vectors._narrow import value_code
-from sparsejax.vectors._ratio import ratio
+from sparsejax.vectors._ratio import ratio, shares
 
 if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Float, Int
@@ -33,7 +32,7 @@ def relative_error(
     """The sum of the rounding errors' magnitudes, over that of the values."""
     largest = jnp.max(jnp.abs(values), initial=0)  # whose sum may overflow
     lost, whole = (
-        jnp.sum(ratio(jnp.abs(x), largest)) for x in (values - received, values)
+        jnp.sum(shares(jnp.abs(x), largest)) for x in (values - received, values)
     )
     return ratio(lost, whole).astype(jnp.bfloat16)
 
@@ -51,7 +50,10 @@ def mean_error(gathered: Sequence[BFloat16[Array, " w"]]) -> Float[Array, ""]:
 
 
 def average(
-    values: Float[Array, " m"], workers: Workers, widths: Widths
+    values: Float[Array, " m"],
+    step: Step,
+    widths: Widths,
+    indices: Int[Array, " m"] | None = None,
 ) -> tuple[Float[Array, " m"], Float[Array, " m"], Float[Array, ""]]:
     """The mean over workers, with values of few bits on the wire, summed in float32.
 
@@ -59,12 +61,14 @@ def average(
     each value twice in them. Each worker sends a share of its values to every other
     worker and averages the received shares; an all-gather collects the means. The wire
     carries integers, since compilers widen narrow floats and move casts across
-    collectives.
+    collectives. Where padding and scales make that more bytes, as in short lists of
+    many workers, the values take the all-reduce.
 
     Args:
       values: Float32[m], per worker.
-      workers: the workers' axis.
+      step: the step.
       widths: bits of a value there and back.
+      indices: Int32[m], replicated: the values' coordinates, by default all.
 
     Returns:
       mean: Float32[m], replicated.
@@ -74,30 +78,39 @@ def average(
       rounding: Float[], replicated: the mean over workers of `relative_error`, of the
         values on both ways.
     """
-    exactly = jnp.zeros((), jnp.float32)
-    if widths == FULL:
+    (m,), count, workers = values.shape, step.w, step.workers
+    slots, several = -(-m // count), step.layout.several
+    there, back = (value_code(bits, slots, several) for bits in widths)
+    # Words of 16 bits: a message to each worker and from each, and an error of each.
+    words = count * (there.size + back.size + (count * slots >= _TELLING))
+    if widths == FULL or words >= 4 * m:
         mean = workers.mean(values)
         # `mean - mean` is 0, but makes the residual depend on the mean: the residual is
         # not overwritten before this worker's values are read.
-        return mean, workers.localize(mean - mean), exactly
-    (m,), count = values.shape, workers.count()
-    if not m:
-        return workers.mean(values), values, exactly
-    once = _xla.computed_once
-    rows = once(jnp.pad(values, (0, -m % count)).reshape(count, -1))
-    there, back = (value_code(bits, rows.shape[1]) for bits in widths)
-    words = jax.vmap(there.encode)(rows)
-    rounded = once(jax.vmap(there.decode)(words))
-    received = jax.vmap(there.decode)(workers.all_to_all(words))
-    exact = once(jnp.sum(received, axis=0) / count)
-    words = back.encode(exact)
-    returned = once(back.decode(words))
+        return mean, workers.localize(mean - mean), jnp.zeros((), jnp.float32)
+    once, share = _xla.computed_once, step.rank
+
+    def split(vector):
+        return jnp.pad(vector, (0, count * slots - m)).reshape(count, slots)
+
+    rows = once(split(values))
+    leaves = jax.tree.map(split, step.layout.leaf_turns(indices))
+    own = jax.tree.map(lambda x: x[share], leaves)
+    # Narrow codes may decode the zero of an empty slot as a small number.
+    filled = split(jnp.ones((m,), jnp.bool_) if indices is None else indices < step.n)
+    words = jax.vmap(there.encode)(rows, leaves)
+    rounded = once(jnp.where(filled, jax.vmap(there.decode)(words, leaves), 0))
+    decode = jax.vmap(there.decode, in_axes=(0, None))
+    received = decode(workers.all_to_all(words), own)
+    exact = once(jnp.where(filled[share], jnp.sum(received, axis=0) / count, 0))
+    words = back.encode(exact, own)
+    returned = once(jnp.where(filled[share], back.decode(words, own), 0))
     errors = told_errors(rows, rounded)
     errors = [there + relative_error(exact, returned) for there in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
-    means = once(jax.vmap(back.decode)(gathered))
-    error = (rows - rounded).at[workers.index()].add(count * (exact - returned))
+    means = once(jax.vmap(back.decode)(gathered, leaves))
+    error = (rows - rounded).at[share].add(count * (exact - returned))
     return means.reshape(-1)[:m], error.reshape(-1)[:m], mean_error(errors)
 
 
@@ -120,11 +133,10 @@ def deliver_at(
       left: Float[m], per worker: the rounding errors, which stay at `indices`.
       rounding: Float[], replicated: see `average`.
     """
-    workers = step.workers
     own = _xla.values_at(vector, indices)
-    mean, error, rounding = average(own, workers, widths)
+    mean, error, rounding = average(own, step, widths, indices)
     update, rest = placed(mean, indices, step)
-    return update, workers.localize(rest) + error, rounding
+    return update, step.workers.localize(rest) + error, rounding
 
 
 def placed(

@@ -1,29 +1,32 @@
 """Codes for values in few bits: messages of 16-bit words, without a pass over n.
 
 Rounding needs no unbiased noise: the error stays with the worker, which sends the error
-later. Narrow codes work on blocks of neighbouring slots, so that leaves of different
-scale share no more than the blocks at their borders.
+later. Narrow codes work on blocks of neighbouring slots, and in a block each leaf of
+the gradient has a scale of its own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sparsejax.vectors import _bits
+from sparsejax.vectors import _leaf_scales
 from sparsejax.vectors._one_bit import one_bit
 from sparsejax.vectors._value_blocks import (
+    BlockCode,
     Blocks,
-    ValueCode,
     from_bfloat16,
     shares_of,
     to_bfloat16,
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from jaxtyping import Array, Float, Float32, Int, UInt16
+
+    Leaves = Int[Array, " m"] | None
 
 # The number one as a word: roots of levels are fractions of it.
 _WHOLE = (1 << 16) - 1
@@ -32,32 +35,51 @@ _WHOLE = (1 << 16) - 1
 _LOWEST_EDGE = 0.25
 
 
-def value_code(bits: int, m: int) -> ValueCode:
-    """The code of `bits` bits for `m` values, or of 16 bits where that is no longer.
+class ValueCode(NamedTuple):
+    """A code for `m` float32 values.
+
+    Attributes:
+      size: static, 16-bit words of an encoded list.
+      encode: `(values Float32[m], leaves) -> UInt16[size]`. `leaves` is the
+        `Layout.leaf_turns` of the values' coordinates.
+      decode: `(words UInt16[size], leaves) -> Float32[m]`, finite.
+    """
+
+    size: int
+    encode: Callable[[Float32[Array, " m"], Leaves], UInt16[Array, " c"]]
+    decode: Callable[[UInt16[Array, " c"], Leaves], Float32[Array, " m"]]
+
+
+def value_code(bits: int, m: int, several: bool = False) -> ValueCode:
+    """The code of `bits` bits for `m` values, or a wider one that is no longer.
 
     Args:
       bits: 32, 16, 8, 4, 2 or 1.
       m: static, the number of values.
+      several: static, whether the values belong to several leaves.
     """
     if bits == 32:
         return _full(m)
-    half = _half(m)
     if bits == 16:
-        return half
+        return _half(m)
     if bits in (8, 4):
         code = _squares(bits, m)
     else:
         code = _two_means(m) if bits == 2 else one_bit(m)
-    return code if code.size < half.size else half
+    code = _by_leaf(code) if several else _plain(code)
+    wider = value_code(2 * bits, m, several)
+    return code if code.size < wider.size else wider
 
 
 def _full(m: int) -> ValueCode:
     """Float32, exact."""
 
-    def encode(values):
+    def encode(values, leaves):
+        del leaves
         return jax.lax.bitcast_convert_type(values, jnp.uint16).reshape(-1)
 
-    def decode(words):
+    def decode(words, leaves):
+        del leaves
         return jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.float32)
 
     return ValueCode(2 * m, encode, decode)
@@ -65,10 +87,41 @@ def _full(m: int) -> ValueCode:
 
 def _half(m: int) -> ValueCode:
     """bfloat16."""
-    return ValueCode(m, to_bfloat16, from_bfloat16)
+    return ValueCode(
+        m,
+        lambda values, leaves: to_bfloat16(values),
+        lambda words, leaves: from_bfloat16(words),
+    )
 
 
-def _squares(bits: int, m: int) -> ValueCode:
+def _plain(code: BlockCode) -> ValueCode:
+    """`code` for values of one leaf."""
+    blocks = code.blocks
+    return ValueCode(
+        code.size,
+        lambda values, leaves: code.encode(blocks.split(values)),
+        lambda words, leaves: blocks.join(code.decode(words)),
+    )
+
+
+def _by_leaf(code: BlockCode) -> ValueCode:
+    """`code` with a scale for each leaf of a block."""
+    blocks = code.blocks
+
+    def encode(values, leaves):
+        rows = blocks.split(values), blocks.split(leaves)
+        rows, scales = _leaf_scales.levelled(*rows)
+        return jnp.concatenate([scales, code.encode(rows)])
+
+    def decode(words, leaves):
+        scales, words = jnp.split(words, (blocks.number,))
+        rows, leaves = code.decode(words), blocks.split(leaves)
+        return blocks.join(_leaf_scales.restored(rows, scales, leaves))
+
+    return ValueCode(blocks.number + code.size, encode, decode)
+
+
+def _squares(bits: int, m: int) -> BlockCode:
     """8 or 4 bits: a sign, and the nearest of 127 or 7 levels, or zero.
 
     Levels are squares of evenly spaced numbers, so they lie closer where values are
@@ -80,8 +133,7 @@ def _squares(bits: int, m: int) -> ValueCode:
     blocks, top = Blocks.of(m, bits), (1 << bits - 1) - 1
     gaps, lowest = top - 1, -(-_WHOLE // top)
 
-    def encode(values):
-        rows = blocks.split(values)
+    def encode(rows):
         shares, largest = shares_of(rows)
         start = jnp.floor(_WHOLE * jnp.sqrt(_smallest(shares)))
         start = jnp.clip(start, lowest, _WHOLE - 1)
@@ -102,28 +154,27 @@ def _squares(bits: int, m: int) -> ValueCode:
         roots = gaps * start + (levels - 1) * (_WHOLE - start)
         roots = jnp.where(levels > 0, roots, 0).astype(jnp.float32) / (gaps * _WHOLE)
         magnitudes = roots * roots * largest
-        return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
+        return jnp.where(negative, -magnitudes, magnitudes)
 
-    return ValueCode(blocks.size(2), encode, decode)
+    return BlockCode(blocks, blocks.size(2), encode, decode)
 
 
-def _two_means(m: int) -> ValueCode:
+def _two_means(m: int) -> BlockCode:
     """2 bits: a sign, and whether the magnitude is one of the larger of its block.
 
-    These are decoded as their mean, and the others as theirs, zeros among them too. The
-    means travel along, so a block without zeros keeps its sum of magnitudes.
+    These are decoded as their mean, and the others, zeros among them, as theirs. The
+    means travel along, so a block keeps its sum of magnitudes.
     """
     blocks = Blocks.of(m, 2)
 
-    def encode(values):
-        rows = blocks.split(values)
+    def encode(rows):
         shares, largest = shares_of(rows)
         # In the middle between the smallest and the largest, in logarithms.
         edge = jnp.maximum(jnp.sqrt(_smallest(shares)), _LOWEST_EDGE)
         large = shares >= edge[:, None]
-        members = [(shares > 0) & ~large, large]
-        number = jnp.maximum(_bits.sums_at_once(members), 1).astype(jnp.float32)
-        totals = [jnp.sum(jnp.where(mine, shares, 0.0), axis=1) for mine in members]
+        above = jnp.sum(large, axis=1, dtype=jnp.int32).astype(jnp.float32)
+        number = jnp.maximum(jnp.stack([blocks.filled - above, above]), 1)
+        totals = [jnp.sum(jnp.where(x, shares, 0.0), axis=1) for x in (~large, large)]
         means = to_bfloat16((jnp.stack(totals) / number).T * largest[:, None])
         return blocks.pack(means, large.astype(jnp.int32), jnp.signbit(rows))
 
@@ -131,9 +182,9 @@ def _two_means(m: int) -> ValueCode:
         means, large, negative = blocks.unpack(words, 2)
         lower, upper = from_bfloat16(means.T)[:, :, None]
         magnitudes = jnp.where(large > 0, upper, lower)
-        return blocks.join(jnp.where(negative, -magnitudes, magnitudes))
+        return jnp.where(negative, -magnitudes, magnitudes)
 
-    return ValueCode(blocks.size(2), encode, decode)
+    return BlockCode(blocks, blocks.size(2), encode, decode)
 
 
 def _smallest(shares: Float[Array, "b s"]) -> Float[Array, " b"]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from sparsejax import _xla
 from sparsejax.vectors._value_blocks import (
+    BlockCode,
     Blocks,
-    ValueCode,
     from_bfloat16,
     shares_of,
     to_bfloat16,
@@ -38,7 +38,7 @@ _LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float3
 _FEW = 1 << 15
 
 
-def one_bit(m: int) -> ValueCode:
+def one_bit(m: int) -> BlockCode:
     """1 bit for each of `m` values.
 
     With the signs, each value is decoded as the mean magnitude of its block, zeros too.
@@ -47,15 +47,13 @@ def one_bit(m: int) -> ValueCode:
     """
     blocks = Blocks.of(m, 1)
 
-    def encode(values):
-        rows = blocks.split(values)
+    def encode(rows):
         shares, largest = shares_of(rows)
         negative = jnp.signbit(rows)
         total = jnp.sum(shares, axis=1)
-        number = jnp.sum(shares > 0, axis=1, dtype=jnp.int32).astype(jnp.float32)
-        mean = total / jnp.maximum(number, 1)
+        mean = total / blocks.filled
         # A value x that is decoded as q takes 2 q x - q^2 from the squares of a block.
-        by_signs = mean * (2 * total - mean * blocks.length)
+        by_signs = mean * total
         few, by_few = _largest(_grid(shares), _grid(negative))
         chosen = by_few > by_signs
         scales = to_bfloat16(jnp.where(chosen, 1.0, mean) * largest)
@@ -70,9 +68,9 @@ def one_bit(m: int) -> ValueCode:
         _, negative = blocks.slots(body)
         few = _placed(body).reshape(negative.shape)
         shares = jnp.where(chosen, few, jnp.where(negative, -1.0, 1.0))
-        return blocks.join(shares * largest)
+        return shares * largest
 
-    return ValueCode(blocks.size(1), encode, decode)
+    return BlockCode(blocks, blocks.size(1), encode, decode)
 
 
 def _grid(rows: Shaped[Array, "b s"]) -> Shaped[Array, "b 16 d"]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparsejax import _xla
+from sparsejax.vectors._ratio import shares
 from sparsejax.vectors._rounding import round_to
 
 if TYPE_CHECKING:
@@ -19,18 +20,20 @@ _WORD = 16
 _BLOCK = 512  # slots that share a scale
 
 
-class ValueCode(NamedTuple):
-    """A code for `m` float32 values.
+class BlockCode(NamedTuple):
+    """A code for float32 values in blocks, whose values share a scale.
 
     Attributes:
+      blocks: the blocks. Static.
       size: static, 16-bit words of an encoded list.
-      encode: `Float32[m] -> UInt16[size]`.
-      decode: `UInt16[size] -> Float32[m]`, finite.
+      encode: `Float32[b, s] -> UInt16[size]`.
+      decode: `UInt16[size] -> Float32[b, s]`, finite.
     """
 
+    blocks: Blocks
     size: int
-    encode: Callable[[Float32[Array, " m"]], UInt16[Array, " c"]]
-    decode: Callable[[UInt16[Array, " c"]], Float32[Array, " m"]]
+    encode: Callable[[Float32[Array, "b s"]], UInt16[Array, " c"]]
+    decode: Callable[[UInt16[Array, " c"]], Float32[Array, "b s"]]
 
 
 def to_bfloat16(values: Float[Array, " *shape"]) -> UInt16[Array, " *shape"]:
@@ -48,11 +51,7 @@ def shares_of(
 ) -> tuple[Float[Array, "b s"], Float[Array, " b"]]:
     """Magnitudes as shares of the largest of their block, and the largest."""
     largest = jnp.max(jnp.abs(rows), axis=1)
-    # Devices may flush subnormal numbers to zero.
-    normal = largest >= jnp.finfo(jnp.float32).tiny
-    safe = jnp.where(normal, largest, 1.0)
-    shares = jnp.where(normal[:, None], jnp.abs(rows) / safe[:, None], 0.0)
-    return shares, jnp.where(normal, largest, 0.0)
+    return shares(jnp.abs(rows), largest[:, None]), largest
 
 
 class Blocks(NamedTuple):
@@ -69,6 +68,12 @@ class Blocks(NamedTuple):
         per_word = _WORD // bits
         words = -(-m // (number * per_word))
         return cls(m, bits, number, words * per_word)
+
+    @property
+    def filled(self) -> Float32[np.ndarray, " b"]:
+        """The slots of each block that are not padding, or 1."""
+        before = np.arange(self.number, dtype=np.int32) * self.length
+        return np.clip(self.m - before, 1, self.length).astype(np.float32)
 
     def size(self, scales: int) -> int:
         """Words of the whole message, with `scales` words for each block."""
