@@ -85,7 +85,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         nowhere = jnp.zeros((), jnp.int32)
         places = _reach.encode_indices(indices, nowhere, units.number, units.number)
         values = jnp.where(coordinates < layout.n, code.decode(words, leaves), 0)
-        lossy = () if bits == 32 else told_errors(own, values)
+        lossy = () if bits == 32 else told_errors(own, values, own.size)
         parts = (places, facts, here, words, *lossy)
         made = (_codec.pack(parts), coordinates, values)
         return parts, InFlight(*map(PerWorker, made))

@@ -74,7 +74,7 @@ def pairs(value_bits: Any = None) -> Exchange:
         words = code.encode(own.reshape(-1), leaves)
         values = jnp.where(delivered < step.n, code.decode(words, leaves), 0)
         left = own.reshape(-1) - values
-        errors = () if bits == 32 else told_errors(own.reshape(-1), values)
+        errors = () if bits == 32 else told_errors(own.reshape(-1), values, own.size)
         indices, facts, received, *errors = gather_indices(choice, step, words, *errors)
         leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
         received = jax.vmap(code.decode)(received, leaves)

@@ -27,7 +27,7 @@ _TELLING = 64
 
 
 def relative_error(
-    values: Float[Array, "*shape"], received: Float[Array, "*shape"]
+    values: Float[Array, " m"], received: Float[Array, " m"]
 ) -> BFloat16[Array, ""]:
     """The sum of the rounding errors' magnitudes, over that of the values."""
     largest = jnp.max(jnp.abs(values), initial=0)  # whose sum may overflow
@@ -38,10 +38,10 @@ def relative_error(
 
 
 def told_errors(
-    values: Float[Array, "*shape"], received: Float[Array, "*shape"]
+    values: Float[Array, " m"], received: Float[Array, " m"], slots: int
 ) -> tuple[BFloat16[Array, ""], ...]:
-    """The `relative_error` for a message; empty if the list is short."""
-    return (relative_error(values, received),) if values.size >= _TELLING else ()
+    """The `relative_error` for a message; empty if the list of `slots` is short."""
+    return (relative_error(values, received),) if slots >= _TELLING else ()
 
 
 def mean_error(gathered: Sequence[BFloat16[Array, " w"]]) -> Float[Array, ""]:
@@ -75,14 +75,14 @@ def average(
       error: Float32[m], per worker. The mean of the workers' errors is the exact mean
         minus `mean`: a worker keeps the rounding error of its own values, and w times
         the rounding error of the means that it computed.
-      rounding: Float[], replicated: the mean over workers of `relative_error`, of the
-        values on both ways.
+      rounding: Float[], replicated: the mean over workers of `relative_error`, of a
+        worker's values in the share that it averages, and of the means.
     """
     (m,), count, workers = values.shape, step.w, step.workers
     slots, several = -(-m // count), step.layout.several
     there, back = (value_code(bits, slots, several) for bits in widths)
     # Words of 16 bits: a message to each worker and from each, and an error of each.
-    words = count * (there.size + back.size + (count * slots >= _TELLING))
+    words = count * (there.size + back.size + (m >= _TELLING))
     if widths == FULL or words >= 4 * m:
         mean = workers.mean(values)
         # `mean - mean` is 0, but makes the residual depend on the mean: the residual is
@@ -93,19 +93,24 @@ def average(
     def split(vector):
         return jnp.pad(vector, (0, count * slots - m)).reshape(count, slots)
 
+    def filled(row):
+        """`row` of this share, with zeros in empty slots."""
+        if indices is None or min(widths) > 2:
+            return row
+        return jnp.where(split(indices)[share] < step.n, row, 0)
+
     rows = once(split(values))
     leaves = jax.tree.map(split, step.layout.leaf_turns(indices))
     own = jax.tree.map(lambda x: x[share], leaves)
-    # Narrow codes may decode the zero of an empty slot as a small number.
-    filled = split(jnp.ones((m,), jnp.bool_) if indices is None else indices < step.n)
     words = jax.vmap(there.encode)(rows, leaves)
-    rounded = once(jnp.where(filled, jax.vmap(there.decode)(words, leaves), 0))
+    rounded = once(jax.vmap(there.decode)(words, leaves))
     decode = jax.vmap(there.decode, in_axes=(0, None))
     received = decode(workers.all_to_all(words), own)
-    exact = once(jnp.where(filled[share], jnp.sum(received, axis=0) / count, 0))
+    exact = once(filled(jnp.sum(received, axis=0) / count))
     words = back.encode(exact, own)
-    returned = once(jnp.where(filled[share], back.decode(words, own), 0))
-    errors = told_errors(rows, rounded)
+    returned = once(filled(back.decode(words, own)))
+    # Of a share of the values: all workers together tell of one value at each place.
+    errors = told_errors(rows[share], filled(rounded[share]), m)
     errors = [there + relative_error(exact, returned) for there in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
