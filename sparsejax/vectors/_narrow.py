@@ -180,7 +180,7 @@ def _two_means(m: int) -> BlockCode:
 
     def decode(words):
         means, large, negative = blocks.unpack(words, 2)
-        lower, upper = from_bfloat16(means.T)[:, :, None]
+        lower, upper = from_bfloat16(means[:, :1]), from_bfloat16(means[:, 1:])
         magnitudes = jnp.where(large > 0, upper, lower)
         return jnp.where(negative, -magnitudes, magnitudes)
 
