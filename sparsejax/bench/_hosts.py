@@ -26,8 +26,9 @@ def run_on_hosts(
     """Runs `command` on each of `count` hosts, and prints the output of the first.
 
     Each host is a network namespace with its own address, name and link, which is
-    limited to `rate` in both directions. jax finds the other processes through
-    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
+    limited to `rate` in both directions, and as many threads as its share of the
+    machine's cores. jax finds the other processes through `JAX_COORDINATOR_ADDRESS`,
+    `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 
     Args:
       count: the number of hosts, from 1 to 200.
@@ -71,6 +72,8 @@ def _start(index, count, namespace, command, log):
         "JAX_COORDINATOR_ADDRESS": f"{_SUBNET}.1:{_PORT}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
+        # XLA's number of threads: those of all hosts would hinder each other.
+        "NPROC": str(max(1, len(os.sched_getaffinity(0)) // count)),
     }
     with log.open("w") as output:
         return subprocess.Popen(

@@ -14,7 +14,7 @@ from sparsejax.exchanges._delayed_union import delayed_union
 from sparsejax.exchanges._dense import or_whole
 from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import FULL, deliver_at
+from sparsejax.exchanges._values import FULL, deliver_at, fill_shares
 from sparsejax.parts import Delivery, Exchange
 from sparsejax.vectors import _codec, _reach
 
@@ -84,7 +84,7 @@ def leader(value_bits: Any = None) -> Exchange:
         indices = _reach.decode_indices(
             code, nowhere[None], units.number, units.number, choice.indices.shape[0]
         )
-        indices = units.coordinates(indices[0])
+        indices = fill_shares(units.coordinates(indices[0]), step, widths)
         update, left, rounding = deliver_at(vector, indices, step, widths)
         report = sparse_report(indices, step.n, facts, LeaderDetails(rounding))
         return Delivery(update, indices, left, report), state

@@ -20,7 +20,7 @@ from sparsejax.exchanges._indices import (
     united,
 )
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import FULL, deliver_at
+from sparsejax.exchanges._values import FULL, deliver_at, fill_shares
 from sparsejax.parts import Delivery, Exchange
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def union(value_bits: Any = None) -> Exchange:
         else:
             indices, facts = gather_indices(choice, step)
             indices = united(indices, units, step)
+        indices = fill_shares(indices, step, widths)
         update, left, rounding = deliver_at(vector, indices, step, widths)
         details = UnionDetails(histogram_of(indices, step.n, step.w), rounding)
         report = sparse_report(indices, step.n, facts, details)

@@ -79,7 +79,7 @@ def average(
         worker's values in the share that it averages, and of the means.
     """
     (m,), count, workers = values.shape, step.w, step.workers
-    slots, several = -(-m // count), step.layout.several
+    slots, several = _share(m, step, widths), step.layout.several
     there, back = (value_code(bits, slots, several) for bits in widths)
     # Words of 16 bits: a message to each worker and from each, and an error of each.
     words = count * (there.size + back.size + (m >= _TELLING))
@@ -117,6 +117,21 @@ def average(
     means = once(jax.vmap(back.decode)(gathered, leaves))
     error = (rows - rounded).at[share].add(count * (exact - returned))
     return means.reshape(-1)[:m], error.reshape(-1)[:m], mean_error(errors)
+
+
+def _share(m: int, step: Step, widths: Widths) -> int:
+    """The slots of a worker's share of `m` values, which fill its blocks. Static."""
+    return value_code(widths[0], -(-m // step.w), step.layout.several).full
+
+
+def fill_shares(
+    indices: Int[Array, " m"], step: Step, widths: Widths
+) -> Int[Array, " c"]:
+    """`indices`, and empty slots at the end, so that `average` need not pad values."""
+    (m,), share = indices.shape, _share(indices.size, step, widths)
+    if share == -(-m // step.w):  # Short lists, or codes without blocks.
+        return indices
+    return jnp.pad(indices, (0, step.w * share - m), constant_values=step.n)
 
 
 def deliver_at(

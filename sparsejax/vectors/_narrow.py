@@ -40,12 +40,14 @@ class ValueCode(NamedTuple):
 
     Attributes:
       size: static, 16-bit words of an encoded list.
+      full: static, the number of values, m or a few more, that fill its blocks.
       encode: `(values Float32[m], leaves) -> UInt16[size]`. `leaves` is the
         `Layout.leaf_turns` of the values' coordinates.
       decode: `(words UInt16[size], leaves) -> Float32[m]`, finite.
     """
 
     size: int
+    full: int
     encode: Callable[[Float32[Array, " m"], Leaves], UInt16[Array, " c"]]
     decode: Callable[[UInt16[Array, " c"], Leaves], Float32[Array, " m"]]
 
@@ -82,12 +84,13 @@ def _full(m: int) -> ValueCode:
         del leaves
         return jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.float32)
 
-    return ValueCode(2 * m, encode, decode)
+    return ValueCode(2 * m, m, encode, decode)
 
 
 def _half(m: int) -> ValueCode:
     """bfloat16."""
     return ValueCode(
+        m,
         m,
         lambda values, leaves: to_bfloat16(values),
         lambda words, leaves: from_bfloat16(words),
@@ -99,6 +102,7 @@ def _plain(code: BlockCode) -> ValueCode:
     blocks = code.blocks
     return ValueCode(
         code.size,
+        blocks.full,
         lambda values, leaves: code.encode(blocks.split(values)),
         lambda words, leaves: blocks.join(code.decode(words)),
     )
@@ -118,7 +122,7 @@ def _by_leaf(code: BlockCode) -> ValueCode:
         rows, leaves = code.decode(words), blocks.split(leaves)
         return blocks.join(_leaf_scales.restored(rows, scales, leaves))
 
-    return ValueCode(blocks.number + code.size, encode, decode)
+    return ValueCode(blocks.number + code.size, blocks.full, encode, decode)
 
 
 def _squares(bits: int, m: int) -> BlockCode:

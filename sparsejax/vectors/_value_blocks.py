@@ -70,6 +70,11 @@ class Blocks(NamedTuple):
         return cls(m, bits, number, words * per_word)
 
     @property
+    def full(self) -> int:
+        """The values that fill the blocks; m if there is one block, which is short."""
+        return self.number * self.length if self.number > 1 else self.m
+
+    @property
     def filled(self) -> Float32[np.ndarray, " b"]:
         """The slots of each block that are not padding, or 1."""
         before = np.arange(self.number, dtype=np.int32) * self.length
