@@ -144,7 +144,7 @@ def check_value_bits(bits: Any, ways: int = 2) -> tuple[int, int]:
         both = ", or a pair of them for the ways there and back" if ways == 2 else ""
         raise ValueError(
             f"value_bits: got {bits!r}, expected 32 (the default), 16, 8, 4, 2 or 1 "
-            f"bits for each value{both}. The rounding error is sent later."
+            f"bits for each value{both}, as Python ints. bfloat16 is 16."
         )
     return pair
 

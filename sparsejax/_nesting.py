@@ -10,8 +10,9 @@ _FIXES = {
     "MultiSteps": (
         "`optax.MultiSteps` accumulates local gradients in a state that has to be "
         "equal on all workers, and exchanges in every microstep. Average the "
-        "gradients of the microbatches before the one `update` of a step, with "
-        "`jax.lax.scan`."
+        "gradients of the microbatches before the one `update` of a step: "
+        "`sparsejax.value_and_grad(loss, ..., microbatches=4)`, or `jax.lax.scan` in a "
+        "loop of your own."
     ),
     "apply_if_finite": (
         "`optax.apply_if_finite` tests only this worker's gradient, so some workers "

@@ -123,8 +123,8 @@ def sparsify(
         is not, adds none of it in that step, the mean still divides by the number of
         workers, and `report.dropped` says who it was. "propagate": the whole update
         of that step is NaN and all residuals keep their values. Either way what is
-        accumulated is cut at `3.4e38 / (2 w)`, so that no sum over the w workers
-        overflows.
+        accumulated is cut at `jnp.finfo(dtype).max / (2 w)`, so that no sum over the w
+        workers overflows.
 
     Returns:
       A transformation whose `update` takes this worker's **local** gradients and

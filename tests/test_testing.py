@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sparsejax
 from sparsejax import exchanges, memories, sparsifiers, testing
 from tests.cases import RECIPES, parametrize
-from tests.harness import WORKERS
-from tests.pages import ROOT, block
+from tests.harness import WORKERS, run_simulated
+from tests.pages import ROOT, blocks
 
 
 @parametrize(case for case in RECIPES if case.name in ("dense", "random_k"))
@@ -147,7 +148,7 @@ def test_one_worker_is_no_contract():
         testing.check_contract(sparsejax.dense(), workers=1)
 
 
-def test_the_file_to_copy_runs(monkeypatch):
+def test_the_files_to_copy_run(monkeypatch):
     """Its trace is enough: the notebook runs the whole contract on the same rule."""
     checked = []
 
@@ -156,5 +157,27 @@ def test_the_file_to_copy_runs(monkeypatch):
         checked.append(tx)
 
     monkeypatch.setattr(testing, "check_contract", trace)
-    exec(block(ROOT / "docs" / "new_method.md", "check_contract"), {})
-    assert len(checked) == 1
+    names = {}
+    for text in blocks(ROOT / "docs" / "new_method.md"):
+        exec(text, names)
+    assert len(checked) == 2
+    # The second has a state: a few steps of it steer the density.
+    drawn = jax.random.laplace(jax.random.key(0), (2, 2000))
+    sizes = {"params": jnp.zeros(2000), "workers": 2, "stream": lambda t: drawn}
+    steps = list(run_simulated(checked[1], 60, **sizes))[30:]
+    demand = [sparsejax.report(state).demand.mean() for *_, state in steps]
+    assert 0.03 < np.mean(demand) / 2000 < 0.1
+
+
+def test_a_choice_larger_than_a_tiny_tree_is_named():
+    def select(vector, state, step):
+        _, indices = jax.lax.top_k(jnp.abs(vector), 3)
+        return sparsejax.parts.Choice(indices, jnp.int32(3), jnp.float32(0)), state
+
+    tx = sparsejax.sparsify(
+        sparsejax.parts.Sparsifier(select, support="overlapping"),
+        exchange=sparsejax.exchanges.pairs(),
+        memory=sparsejax.memories.error_feedback(),
+    )
+    with pytest.raises(AssertionError, match=r"tiny trees .* more than n coordinates"):
+        testing.check_tiny_tree(tx, workers=2)

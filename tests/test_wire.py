@@ -152,5 +152,5 @@ def test_unknown_value_bits():
     for wrong in (jnp.float16, "int8", 3, True, (8, 3), (8,), (8, 8, 8)):
         with pytest.raises(ValueError, match=r"value_bits: got .*, 8, 4, 2 or 1"):
             sparsejax.micro(0.1, value_bits=wrong)
-    with pytest.raises(ValueError, match=r"value_bits: got .* bits for each value\. "):
+    with pytest.raises(ValueError, match=r"value_bits: got .* bits for each value, "):
         sparsejax.topk(0.1, value_bits=(4, 8))

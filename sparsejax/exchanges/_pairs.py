@@ -41,8 +41,8 @@ def pairs(value_bits: Any = None) -> Exchange:
     Args:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
         (bfloat16), 8, 4, 2 or 1. Values are summed in float32, and rounding errors
-        stay in the residual. Short lists, for which the scales of narrow values do not
-        pay, take 16 bits.
+        stay in the residual. Below 16 bits, the values of one leaf in a block of 512
+        slots share a scale; lists for which scales do not pay take more bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

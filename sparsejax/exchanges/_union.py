@@ -46,8 +46,9 @@ def union(value_bits: Any = None) -> Exchange:
 
     Each step takes two messages: an all-gather of the indices, in the shortest code,
     with the small facts of the report; and the mean of `w k` values. In fewer than 32
-    bits values travel twice, to a worker that averages them and back, and a worker
-    keeps the rounding errors of both.
+    bits values travel twice, to a worker that averages them and back. A worker keeps
+    the rounding errors of its own values, and those of the means that it averages, w
+    times: the mean over workers loses nothing.
 
     Every worker delivers its value at every gathered coordinate, also at coordinates
     that only others chose. The union of overlapping choices grows with the number of
@@ -58,8 +59,9 @@ def union(value_bits: Any = None) -> Exchange:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
         (bfloat16), 8, 4, 2 or 1. Or a pair, for the ways to the worker that averages
         and back; a single number below 8 means 8 bits back. Values are summed in
-        float32, and rounding errors stay in the residuals. Short lists, for which the
-        scales of narrow values do not pay, take 16 bits.
+        float32, and rounding errors stay in the residuals. Below 16 bits, the values of
+        one leaf in a block of 512 slots share a scale; lists for which scales or two
+        ways do not pay take more bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

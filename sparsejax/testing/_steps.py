@@ -41,7 +41,13 @@ def check_tiny_tree(
     """
     params = {} if params is None else params
     rule, cause = "tiny trees are legal", "a part divides by n, or by its slots"
-    for _, updates, state in run(tx, 3, params, workers):
+    try:
+        steps = list(run(tx, 3, params, workers))
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        found = f"got {type(error).__name__}, {str(error).splitlines()[0]}"
+        cause = f"{cause}, or chooses more than n coordinates (n may be 0)"
+        raise AssertionError(f"{rule}: {found}; {cause}.") from error
+    for _, updates, state in steps:
         require_same_types(updates, params, rule, ("as an update", "before"), cause)
         require(np.isfinite(flat(updates)).all(), rule, f"got {updates}", cause)
         for report in sparsejax.reports(state).values():
