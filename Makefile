@@ -5,6 +5,8 @@ JOBS ?= 2
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Python compiles the modules that it imports: a tenth of those that are installed.
+INSTALL := -m pip install --quiet --no-compile
 SOURCES := sparsejax tests conftest.py
 
 .PHONY: demo test test-every pytest lint format docs gpu-check gpu-test clean
@@ -49,13 +51,13 @@ gpu-test: $(GPU)/.ready  ## The bounds that programs for GPUs keep.
 
 $(GPU)/.ready: pyproject.toml
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	$(GPU)/bin/python -m pip install --quiet --editable '.[examples,gpu-check]'
+	$(GPU)/bin/python $(INSTALL) --editable '.[examples,gpu-check]'
 	touch $@
 
 # Installed again whenever the requirements change.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[tests,notebooks]'
+	$(BIN)/python $(INSTALL) --editable '.[tests,notebooks]'
 	touch $@
 
 clean:

@@ -109,6 +109,7 @@ def _runs(stream, every, *, plain):
     return runs, ideal.residual_l1()
 
 
+@pytest.mark.newer_waits
 @pytest.mark.xdist_group("w4")
 @both
 def test_published_rule_follows_the_published_program(name, every):
