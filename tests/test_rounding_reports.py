@@ -35,6 +35,19 @@ def test_pairs_tell_the_errors_that_stay_behind():
     assert first.report.details.rounding == pytest.approx(np.mean(shares), rel=0.01)
 
 
+def test_averages_tell_the_errors_of_a_fair_sample():
+    """Not of the coordinates that a worker chose itself, whose values are larger."""
+    tx = sparsejax.simulate(sparsejax.exdyna(0.5, value_bits=(4, 32)), workers=WORKERS)
+    updates, state = jax.jit(tx.update)(DRAWN, tx.init(jnp.zeros(N)))
+    sent = np.asarray(updates) != 0
+    shares = [
+        np.abs(left[sent]).sum() / np.abs(drawn[sent]).sum()
+        for drawn, left in zip(DRAWN, state.memory.per_worker, strict=True)
+    ]
+    found = sparsejax.report(state).details.rounding
+    assert found == pytest.approx(np.mean(shares), rel=0.15)
+
+
 def test_pairs_one_step_late_tell_them_late():
     plain, _ = _two_steps("topk", 0.5, 4)
     late = _two_steps("topk", 0.5, 4, late=True)

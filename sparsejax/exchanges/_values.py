@@ -27,7 +27,7 @@ _TELLING = 64
 
 
 def relative_error(
-    values: Float[Array, " m"], received: Float[Array, " m"]
+    values: Float[Array, "*shape"], received: Float[Array, "*shape"]
 ) -> BFloat16[Array, ""]:
     """The sum of the rounding errors' magnitudes, over that of the values."""
     largest = jnp.max(jnp.abs(values), initial=0)  # whose sum may overflow
@@ -38,7 +38,7 @@ def relative_error(
 
 
 def told_errors(
-    values: Float[Array, " m"], received: Float[Array, " m"], slots: int
+    values: Float[Array, "*shape"], received: Float[Array, "*shape"], slots: int
 ) -> tuple[BFloat16[Array, ""], ...]:
     """The `relative_error` for a message; empty if the list of `slots` is short."""
     return (relative_error(values, received),) if slots >= _TELLING else ()
@@ -76,7 +76,7 @@ def average(
         minus `mean`: a worker keeps the rounding error of its own values, and w times
         the rounding error of the means that it computed.
       rounding: Float[], replicated: the mean over workers of `relative_error`, of a
-        worker's values in the share that it averages, and of the means.
+        sample of the worker's values, and of its means.
     """
     (m,), count, workers = values.shape, step.w, step.workers
     slots, several = _share(m, step, widths), step.layout.several
@@ -93,24 +93,31 @@ def average(
     def split(vector):
         return jnp.pad(vector, (0, count * slots - m)).reshape(count, slots)
 
-    def filled(row):
-        """`row` of this share, with zeros in empty slots."""
-        if indices is None or min(widths) > 2:
-            return row
-        return jnp.where(split(indices)[share] < step.n, row, 0)
+    def mine(rows):
+        return rows[share]
+
+    def sample(rows):
+        """A worker's share of the slots of each row: own choices have larger values."""
+        part = max(1, slots // count)
+        return jax.lax.dynamic_slice_in_dim(rows, share * part, part, axis=1)
+
+    def filled(values, view):
+        """`values` of a view of the rows, with zeros in empty slots."""
+        if indices is None or min(widths) > 2:  # Other codes keep zeros.
+            return values
+        return jnp.where(view(split(indices)) < step.n, values, 0)
 
     rows = once(split(values))
     leaves = jax.tree.map(split, step.layout.leaf_turns(indices))
-    own = jax.tree.map(lambda x: x[share], leaves)
+    own = jax.tree.map(mine, leaves)
     words = jax.vmap(there.encode)(rows, leaves)
     rounded = once(jax.vmap(there.decode)(words, leaves))
     decode = jax.vmap(there.decode, in_axes=(0, None))
     received = decode(workers.all_to_all(words), own)
-    exact = once(filled(jnp.sum(received, axis=0) / count))
+    exact = once(filled(jnp.sum(received, axis=0) / count, mine))
     words = back.encode(exact, own)
-    returned = once(filled(back.decode(words, own)))
-    # Of a share of the values: all workers together tell of one value at each place.
-    errors = told_errors(rows[share], filled(rounded[share]), m)
+    returned = once(filled(back.decode(words, own), mine))
+    errors = told_errors(sample(rows), filled(sample(rounded), sample), m)
     errors = [there + relative_error(exact, returned) for there in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
