@@ -267,9 +267,9 @@ class Layout:
         return self.treedef.unflatten(leaves)
 
     @property
-    def several(self) -> bool:
-        """Whether the vector has coordinates of more than one leaf."""
-        return sum(size > 0 for size in self.sizes) > 1
+    def leaf_count(self) -> int:
+        """The number of leaves that have coordinates."""
+        return sum(size > 0 for size in self.sizes)
 
     def leaf_turns(
         self, indices: Int[Array, " k"] | None = None
@@ -280,9 +280,9 @@ class Layout:
           indices: Int32[k]: of coordinates, by default of all of them.
 
         Returns:
-          Int8[k], or None if there are not several leaves.
+          Int8[k], or None if there is one leaf, or none.
         """
-        if not self.several:
+        if self.leaf_count < 2:
             return None
         sizes = [size for i in self.order if (size := self.sizes[i])]
         if indices is None:

@@ -155,27 +155,34 @@ def test_each_block_takes_the_code_of_one_bit_that_leaves_less(kind, few):
     assert chosen == few
 
 
+@pytest.mark.parametrize(
+    ("size", "apart"), [(60, LEAVES), (700, 4)], ids=["short", "long"]
+)
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
-def test_each_leaf_of_a_block_has_a_scale(bits):
-    """Beside leaves a hundred million times as large. The first and fifth share one."""
-    scales = np.array([1, 1e-5, 1e3, 0, 2, 1e-30, 1e3, 0])
-    leaves = np.arange(8 * 60) // 60
-    values = draw("laplace", 8 * 60) * scales[leaves].astype(np.float32)
-    code = value_code(bits, values.size, several=True)
+def test_each_leaf_of_a_block_has_a_scale(bits, size, apart):
+    """Beside leaves a hundred million times as large. Leaves `apart` share one."""
+    scales = np.array([1, 1e-5, 1e3, 0, 2, 1e-5, 1e3, 0])
+    if size == 60:
+        scales[4:6] = 1e-4, 10
+    leaves = np.arange(8 * size) // size
+    values = draw("laplace", leaves.size) * scales[leaves].astype(np.float32)
+    code = value_code(bits, values.size, leaves=8)
     turns = (leaves % LEAVES).astype(np.int8)
     decoded = np.asarray(code.decode(code.encode(values, turns), turns))
-    for leaf in (0, 1, 2, 4, 6):
+    for leaf in np.flatnonzero(scales):
         mine, found = values[leaves == leaf], decoded[leaves == leaf]
         bound = {8: 0.03, 4: 0.3, 2: 0.7, 1: 0.995}[bits]
         assert np.linalg.norm(found - mine) <= bound * np.linalg.norm(mine), leaf
-    zeros = decoded[leaves == 3]
+    zeros = decoded[np.isin(leaves, np.flatnonzero(scales == 0))]
     assert np.abs(zeros).max() <= 1e-9 * np.abs(values).max()
+    blocks = max(1, -(-values.size // 512))
+    plain = value_code(bits, values.size).size
+    assert code.size == plain + blocks * min(8, apart) // 4
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("leaves", [1, 2, 40])
 @pytest.mark.parametrize("bits", WIDTHS[1:])
-def test_no_code_is_longer_than_a_wider_one(bits, several):
-    for m in range(1, 3000):
-        assert (
-            value_code(bits, m, several).size <= value_code(2 * bits, m, several).size
-        )
+def test_no_code_is_longer_than_a_wider_one(bits, leaves):
+    for m in (*range(1, 600), *range(600, 3000, 11)):
+        narrow, wide = (value_code(b, m, leaves).size for b in (bits, 2 * bits))
+        assert narrow <= wide

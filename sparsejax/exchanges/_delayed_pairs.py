@@ -16,7 +16,7 @@ from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
 from sparsejax.placement._markers import PerWorker
 from sparsejax.vectors import _codec, _reach
-from sparsejax.vectors._narrow import value_code
+from sparsejax.vectors._narrow import in_slots, value_code
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
@@ -78,13 +78,14 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
 
     def flight(layout, units, indices, own, facts, here):
         """What is sent, and the values that arrive."""
-        code, own = value_code(bits, own.size, layout.several), own.reshape(-1)
+        code, own = value_code(bits, own.size, layout.leaf_count), own.reshape(-1)
         coordinates = units.coordinates(indices)
         leaves = layout.leaf_turns(coordinates)
         words = code.encode(own, leaves)
         nowhere = jnp.zeros((), jnp.int32)
         places = _reach.encode_indices(indices, nowhere, units.number, units.number)
-        values = jnp.where(coordinates < layout.n, code.decode(words, leaves), 0)
+        values = code.decode(words, leaves)
+        values = in_slots(values, coordinates < layout.n, bits)
         lossy = () if bits == 32 else told_errors(own, values, own.size)
         parts = (places, facts, here, words, *lossy)
         made = (_codec.pack(parts), coordinates, values)
@@ -108,7 +109,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         indices = _reach.decode_indices(
             places, start, units.number, units.number, slots
         )
-        code = value_code(bits, slots * units.size, step.layout.several)
+        code = value_code(bits, slots * units.size, step.layout.leaf_count)
         leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
         values = jax.vmap(code.decode)(words, leaves)
         values = values.reshape(step.w, slots, *units.shape)

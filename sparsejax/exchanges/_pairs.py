@@ -22,7 +22,7 @@ from sparsejax.exchanges._pair_sums import (
 from sparsejax.exchanges._units import Units
 from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Delivery, Exchange
-from sparsejax.vectors._narrow import value_code
+from sparsejax.vectors._narrow import in_slots, value_code
 
 
 def pairs(value_bits: Any = None) -> Exchange:
@@ -64,7 +64,7 @@ def pairs(value_bits: Any = None) -> Exchange:
     def apply(vector, choice, state, step):
         units = Units.of(choice, step.n)
         own = units.values(vector, choice.indices)
-        code = value_code(bits, own.size, step.layout.several)
+        code = value_code(bits, own.size, step.layout.leaf_count)
         delivered = units.coordinates(choice.indices)
         if costs_more_than_the_whole(choice.indices.size, code.size, units, step):
             mean, report = add_whole(choice, own, units, step)
@@ -72,7 +72,7 @@ def pairs(value_bits: Any = None) -> Exchange:
             return Delivery(mean, delivered, left, report), state
         leaves = step.layout.leaf_turns(delivered)
         words = code.encode(own.reshape(-1), leaves)
-        values = jnp.where(delivered < step.n, code.decode(words, leaves), 0)
+        values = in_slots(code.decode(words, leaves), delivered < step.n, bits)
         left = own.reshape(-1) - values
         errors = () if bits == 32 else told_errors(own.reshape(-1), values, own.size)
         indices, facts, received, *errors = gather_indices(choice, step, words, *errors)

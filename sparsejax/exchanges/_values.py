@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from sparsejax import _xla
 from sparsejax.parts import Step
 from sparsejax.vectors import _codec
-from sparsejax.vectors._narrow import value_code
+from sparsejax.vectors._narrow import in_slots, value_code
 from sparsejax.vectors._ratio import ratio, shares
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def average(
         sample of the worker's values, and of its means.
     """
     (m,), count, workers = values.shape, step.w, step.workers
-    slots, several = _share(m, step, widths), step.layout.several
-    there, back = (value_code(bits, slots, several) for bits in widths)
+    slots, leaf_count = _share(m, step, widths), step.layout.leaf_count
+    there, back = (value_code(bits, slots, leaf_count) for bits in widths)
     # Words of 16 bits: a message to each worker and from each, and an error of each.
     words = count * (there.size + back.size + (m >= _TELLING))
     if widths == FULL or words >= 4 * m:
@@ -102,10 +102,10 @@ def average(
         return jax.lax.dynamic_slice_in_dim(rows, share * part, part, axis=1)
 
     def filled(values, view):
-        """`values` of a view of the rows, with zeros in empty slots."""
-        if indices is None or min(widths) > 2:  # Other codes keep zeros.
+        """Decoded values of a view of the rows."""
+        if indices is None:
             return values
-        return jnp.where(view(split(indices)) < step.n, values, 0)
+        return in_slots(values, view(split(indices)) < step.n, min(widths))
 
     rows = once(split(values))
     leaves = jax.tree.map(split, step.layout.leaf_turns(indices))
@@ -128,7 +128,7 @@ def average(
 
 def _share(m: int, step: Step, widths: Widths) -> int:
     """The slots of a worker's share of `m` values, which fill its blocks. Static."""
-    return value_code(widths[0], -(-m // step.w), step.layout.several).full
+    return value_code(widths[0], -(-m // step.w), step.layout.leaf_count).full
 
 
 def fill_shares(

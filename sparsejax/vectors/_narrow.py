@@ -24,7 +24,7 @@ from sparsejax.vectors._value_blocks import (
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float, Float32, Int, UInt16
+    from jaxtyping import Array, Bool, Float, Float32, Int, UInt16
 
     Leaves = Int[Array, " m"] | None
 
@@ -52,13 +52,13 @@ class ValueCode(NamedTuple):
     decode: Callable[[UInt16[Array, " c"], Leaves], Float32[Array, " m"]]
 
 
-def value_code(bits: int, m: int, several: bool = False) -> ValueCode:
+def value_code(bits: int, m: int, leaves: int = 1) -> ValueCode:
     """The code of `bits` bits for `m` values, or a wider one that is no longer.
 
     Args:
       bits: 32, 16, 8, 4, 2 or 1.
       m: static, the number of values.
-      several: static, whether the values belong to several leaves.
+      leaves: static, the number of leaves to which the values belong.
     """
     if bits == 32:
         return _full(m)
@@ -68,9 +68,16 @@ def value_code(bits: int, m: int, several: bool = False) -> ValueCode:
         code = _squares(bits, m)
     else:
         code = _two_means(m) if bits == 2 else one_bit(m)
-    code = _by_leaf(code) if several else _plain(code)
-    wider = value_code(2 * bits, m, several)
+    code = _by_leaf(code, leaves) if leaves > 1 else _plain(code)
+    wider = value_code(2 * bits, m, leaves)
     return code if code.size < wider.size else wider
+
+
+def in_slots(
+    decoded: Float[Array, "*shape"], filled: Bool[Array, "*shape"], bits: int
+) -> Float[Array, "*shape"]:
+    """Decoded values, but 0 in empty slots: 2 bits and 1 make zeros small numbers."""
+    return decoded if bits > 2 else jnp.where(filled, decoded, 0)
 
 
 def _full(m: int) -> ValueCode:
@@ -108,21 +115,24 @@ def _plain(code: BlockCode) -> ValueCode:
     )
 
 
-def _by_leaf(code: BlockCode) -> ValueCode:
+def _by_leaf(code: BlockCode, leaves: int) -> ValueCode:
     """`code` with a scale for each leaf of a block."""
     blocks = code.blocks
+    each = _leaf_scales.words_for(leaves, blocks.number)
+    number = each * blocks.number
 
     def encode(values, leaves):
         rows = blocks.split(values), blocks.split(leaves)
-        rows, scales = _leaf_scales.levelled(*rows)
-        return jnp.concatenate([scales, code.encode(rows)])
+        rows, scales = _leaf_scales.levelled(*rows, each)
+        return jnp.concatenate([scales.reshape(-1), code.encode(rows)])
 
     def decode(words, leaves):
-        scales, words = jnp.split(words, (blocks.number,))
+        scales, words = jnp.split(words, (number,))
+        scales = scales.reshape(-1, each)
         rows, leaves = code.decode(words), blocks.split(leaves)
         return blocks.join(_leaf_scales.restored(rows, scales, leaves))
 
-    return ValueCode(blocks.number + code.size, blocks.full, encode, decode)
+    return ValueCode(number + code.size, blocks.full, encode, decode)
 
 
 def _squares(bits: int, m: int) -> BlockCode:
