@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 # Neighbouring leaves with scales of their own: in short lists, which may hold a whole
 # model, and in long ones. More leaves of one block share them in turn.
 LEAVES, _LONG_LEAVES = 16, 4
-_SHORT = 4  # blocks
-# A word tells four leaves' powers of 4.
+_LONG = 2048  # slots
+# A word tells four leaves' powers of 4, and pays for so many slots.
 _WORD, _BITS, _OCTAVES = 4, 4, 2
+_PAYING = 32
 # Of a float32: its exponent is the eight bits above the mantissa, plus the bias.
 _MANTISSA, _BIAS = 23, 127
 
 
-def words_for(leaves: int, blocks: int) -> int:
-    """Words of scales for each block, of a vector of so many leaves. Static."""
-    most = LEAVES if blocks <= _SHORT else _LONG_LEAVES
-    return -(-min(leaves, most) // _WORD)
+def words_for(leaves: int, m: int) -> int:
+    """Words of scales for each block of `m` values of so many leaves. Static."""
+    words = -(-min(leaves, LEAVES if m <= _LONG else _LONG_LEAVES) // _WORD)
+    return min(words, max(1, m // _PAYING))
 
 
 def levelled(

@@ -118,7 +118,7 @@ def _plain(code: BlockCode) -> ValueCode:
 def _by_leaf(code: BlockCode, leaves: int) -> ValueCode:
     """`code` with a scale for each leaf of a block."""
     blocks = code.blocks
-    each = _leaf_scales.words_for(leaves, blocks.number)
+    each = _leaf_scales.words_for(leaves, blocks.m)
     number = each * blocks.number
 
     def encode(values, leaves):
