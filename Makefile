@@ -20,7 +20,7 @@ demo: $(READY)  ## Trains on digits with each recipe; prints one table.
 test: lint pytest  ## Some rows of each test: CONTRIBUTING.md says which.
 
 test-every: ROWS := --rows every
-test-every: test  ## Every row. CI runs an eighth of those that `make test` leaves out.
+test-every: test  ## Every row. CI runs a sixteenth of those that `make test` leaves out.
 
 pytest: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder \

@@ -62,7 +62,7 @@ if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as
     _REPRESENTATIVE, _SAMPLED = ("exdyna",), 32
     WAITING = ("second_tier", "newer_waits")
 # The rows of the second tier come in so many slices, of which CI runs one a commit.
-SLICES = 8
+SLICES = 16
 # For tests/test_tiers.py: the rows of each test, and those of the first tier.
 TIERS = pytest.StashKey[list]()
 
