@@ -183,6 +183,6 @@ def test_each_leaf_of_a_block_has_a_scale(bits, size, apart):
 @pytest.mark.parametrize("leaves", [1, 2, 40])
 @pytest.mark.parametrize("bits", WIDTHS[1:])
 def test_no_code_is_longer_than_a_wider_one(bits, leaves):
-    for m in (*range(1, 600), *range(600, 3000, 11)):
+    for m in range(1, 3000):
         narrow, wide = (value_code(b, m, leaves).size for b in (bits, 2 * bits))
-        assert narrow <= wide
+        assert narrow <= min(wide, m)

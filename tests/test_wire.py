@@ -76,6 +76,8 @@ def test_fewer_bits_never_take_more_bytes(name, density, workers, n):
         for b in (32, 16, 8, 4, 2, 1)
     ]
     assert (np.diff(moved) <= 0).all()
+    if (density, workers) == (0.01, 8) and name != "random_k":
+        assert moved[1] < moved[0]
 
 
 _SENDS_VALUES = [name for name, row in TABLE.items() if row.has_widths]

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.exchanges._indices import facts_of
 from sparsejax.exchanges._late import slots_of, with_indices
 from sparsejax.exchanges._pair_sums import add_pairs, no_pairs
+from sparsejax.exchanges._pair_values import decoded, encoded
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
 from sparsejax.placement._markers import PerWorker
 from sparsejax.vectors import _codec, _reach
-from sparsejax.vectors._narrow import in_slots, value_code
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
@@ -78,16 +76,11 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
 
     def flight(layout, units, indices, own, facts, here):
         """What is sent, and the values that arrive."""
-        code, own = value_code(bits, own.size, layout.leaf_count), own.reshape(-1)
         coordinates = units.coordinates(indices)
-        leaves = layout.leaf_turns(coordinates)
-        words = code.encode(own, leaves)
+        words, values, errors = encoded(own, coordinates, layout, bits)
         nowhere = jnp.zeros((), jnp.int32)
         places = _reach.encode_indices(indices, nowhere, units.number, units.number)
-        values = code.decode(words, leaves)
-        values = in_slots(values, coordinates < layout.n, bits)
-        lossy = () if bits == 32 else told_errors(own, values, own.size)
-        parts = (places, facts, here, words, *lossy)
+        parts = (places, facts, here, words, *errors)
         made = (_codec.pack(parts), coordinates, values)
         return parts, InFlight(*map(PerWorker, made))
 
@@ -109,10 +102,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         indices = _reach.decode_indices(
             places, start, units.number, units.number, slots
         )
-        code = value_code(bits, slots * units.size, step.layout.leaf_count)
-        leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
-        values = jax.vmap(code.decode)(words, leaves)
-        values = values.reshape(step.w, slots, *units.shape)
+        values = decoded(words, indices, units, step.layout, bits)
         divisor = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
         mean, rest, report = add_pairs(
             indices, values, facts, units, step, divisor, errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from sparsejax._checks import check_value_bits
@@ -19,10 +18,10 @@ from sparsejax.exchanges._pair_sums import (
     costs_more_than_the_whole,
     no_pairs,
 )
+from sparsejax.exchanges._pair_values import decoded, encoded
 from sparsejax.exchanges._units import Units
-from sparsejax.exchanges._values import told_errors
 from sparsejax.parts import Delivery, Exchange
-from sparsejax.vectors._narrow import in_slots, value_code
+from sparsejax.vectors._narrow import value_code
 
 
 def pairs(value_bits: Any = None) -> Exchange:
@@ -64,21 +63,16 @@ def pairs(value_bits: Any = None) -> Exchange:
     def apply(vector, choice, state, step):
         units = Units.of(choice, step.n)
         own = units.values(vector, choice.indices)
-        code = value_code(bits, own.size, step.layout.leaf_count)
+        length = value_code(bits, own.size, step.layout.leaf_count).size
         delivered = units.coordinates(choice.indices)
-        if costs_more_than_the_whole(choice.indices.size, code.size, units, step):
+        if costs_more_than_the_whole(choice.indices.size, length, units, step):
             mean, report = add_whole(choice, own, units, step)
             left = jnp.zeros_like(own).reshape(-1)
             return Delivery(mean, delivered, left, report), state
-        leaves = step.layout.leaf_turns(delivered)
-        words = code.encode(own.reshape(-1), leaves)
-        values = in_slots(code.decode(words, leaves), delivered < step.n, bits)
+        words, values, errors = encoded(own, delivered, step.layout, bits)
         left = own.reshape(-1) - values
-        errors = () if bits == 32 else told_errors(own.reshape(-1), values, own.size)
-        indices, facts, received, *errors = gather_indices(choice, step, words, *errors)
-        leaves = step.layout.leaf_turns(jax.vmap(units.coordinates)(indices))
-        received = jax.vmap(code.decode)(received, leaves)
-        received = received.reshape(step.w, *own.shape)
+        indices, facts, words, *errors = gather_indices(choice, step, words, *errors)
+        received = decoded(words, indices, units, step.layout, bits)
         mean, rest, report = add_pairs(
             indices, received, facts, units, step, step.w, errors
         )

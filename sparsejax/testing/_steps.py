@@ -46,7 +46,7 @@ def check_tiny_tree(
     except (TypeError, ValueError, ZeroDivisionError) as error:
         found = f"got {type(error).__name__}, {str(error).splitlines()[0]}"
         cause = f"{cause}, or chooses more than n coordinates (n may be 0)"
-        raise AssertionError(f"{rule}: {found}; {cause}.") from error
+        require(False, rule, found, cause)
     for _, updates, state in steps:
         require_same_types(updates, params, rule, ("as an update", "before"), cause)
         require(np.isfinite(flat(updates)).all(), rule, f"got {updates}", cause)
