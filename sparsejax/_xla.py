@@ -123,7 +123,8 @@ def values_at(
     """The values of `vector` at `indices`; 0 for indices out of range.
 
     A CPU keeps several loads under way only in a short loop. With the computation of
-    the indices fused in, the loop takes four times as long.
+    the indices fused in, the loop takes four times as long; XLA fuses them in all the
+    same where `barriers_are_dropped`.
     """
     if on_cpu():
         indices = computed_once(indices)

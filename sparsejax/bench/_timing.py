@@ -24,7 +24,8 @@ def interleaved_medians(
     """Median milliseconds of each candidate.
 
     Each round runs every candidate once, so a slow phase of the machine affects all
-    candidates alike: ratios are more reliable than times.
+    candidates alike: ratios are more reliable than times. Rounds begin with each
+    candidate in turn.
 
     Args:
       candidates: name -> function; the timing waits for the function's result.
@@ -33,13 +34,15 @@ def interleaved_medians(
       prepare: called with name and round before each run, untimed.
     """
     samples: dict[str, list[float]] = {name: [] for name in candidates}
+    names = list(candidates)
     for turn in range(warm_up + repeats):
-        for name, run in candidates.items():
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             if prepare:
                 prepare(name, turn)
             meet()
             start = time.perf_counter()
-            jax.block_until_ready(run())
+            jax.block_until_ready(candidates[name]())
             samples[name].append(1e3 * (time.perf_counter() - start))
     return {name: statistics.median(ms[warm_up:]) for name, ms in samples.items()}
 
