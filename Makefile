@@ -47,7 +47,8 @@ gpu-check: $(GPU)/.ready  ## Compiles every recipe for eight H100, and prints on
 
 # Kept programs for a device that is not here could not be read again.
 gpu-test: $(GPU)/.ready  ## The bounds that programs for GPUs keep.
-	JAX_PLATFORMS=cpu JAX_ENABLE_COMPILATION_CACHE=false $(GPU)/bin/python -m pytest -q tests/test_gpu_check.py $(ROWS)
+	JAX_PLATFORMS=cpu JAX_ENABLE_COMPILATION_CACHE=false $(GPU)/bin/python -m pytest \
+		-n $(JOBS) -q tests/test_gpu_check.py $(ROWS)
 
 $(GPU)/.ready: pyproject.toml
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)

@@ -35,6 +35,7 @@ def test_density_follows_the_schedule(recipe):
             assert int(report.sent) == np.count_nonzero(flat(updates)) == wanted
 
 
+@pytest.mark.newer_waits
 @pytest.mark.sampled
 @every_recipe
 def test_constant_schedule_equals_the_number(recipe):

@@ -25,6 +25,7 @@ LONG = (
     "02_choosing_a_sparsifier",
     "03_sparse_embeddings",
     "04_scaling",
+    "05_write_your_own",
     "06_local_steps",
 )
 

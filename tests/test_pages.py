@@ -91,8 +91,16 @@ def program(page):
     return "\n".join([loop(2), *blocks(page), CHECKS[page.stem]])
 
 
-# They compile for half a minute.
-LONG = ("flax", "local_steps", "optax", "overlap", "sharded_models")
+# They compile for a quarter of a minute or longer.
+LONG = (
+    "checkpoints",
+    "choosing",
+    "flax",
+    "local_steps",
+    "optax",
+    "overlap",
+    "sharded_models",
+)
 
 
 @pytest.mark.parametrize("page", [row_of(page, LONG) for page in PROGRAMS])

@@ -35,6 +35,7 @@ def test_pairs_tell_the_errors_that_stay_behind():
     assert first.report.details.rounding == pytest.approx(np.mean(shares), rel=0.01)
 
 
+@pytest.mark.newer_waits
 def test_averages_tell_the_errors_of_a_fair_sample():
     """Not of the coordinates that a worker chose itself, whose values are larger."""
     tx = sparsejax.simulate(sparsejax.exdyna(0.5, value_bits=(4, 32)), workers=WORKERS)
@@ -48,6 +49,7 @@ def test_averages_tell_the_errors_of_a_fair_sample():
     assert found == pytest.approx(np.mean(shares), rel=0.15)
 
 
+@pytest.mark.newer_waits
 def test_pairs_one_step_late_tell_them_late():
     plain, _ = _two_steps("topk", 0.5, 4)
     late = _two_steps("topk", 0.5, 4, late=True)

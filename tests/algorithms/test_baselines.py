@@ -15,6 +15,8 @@ from sparsejax import partitions
 from sparsejax.sparsifiers import _random_k
 from sparsejax.sparsifiers._layers import _shares
 
+pytestmark = pytest.mark.newer_waits
+
 
 def run(tx, stream, params=None, workers=2):
     """Updates [T, n] and states of a run under `simulate`."""
@@ -139,7 +141,6 @@ def test_dgc_sample_meets_the_density():
         assert np.all(state.report.details.chosen <= 600)
 
 
-@pytest.mark.newer_waits
 def test_dgc_warms_up():
     n = 640
     tx = sparsejax.dgc(0.02, momentum=0.0, warmup_steps=2)

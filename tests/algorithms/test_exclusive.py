@@ -23,6 +23,7 @@ from tests.reference import FIRST_STEPS, STEPS, Global, gradient_stream
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 RECIPES = {"exdyna": sparsejax.exdyna, "micro": sparsejax.micro}
 both = pytest.mark.parametrize("name", list(RECIPES))
+pytestmark = pytest.mark.newer_waits
 later = pytest.mark.second_tier
 
 
@@ -109,7 +110,6 @@ def _runs(stream, every, *, plain):
     return runs, ideal.residual_l1()
 
 
-@pytest.mark.newer_waits
 @pytest.mark.xdist_group("w4")
 @both
 def test_published_rule_follows_the_published_program(name, every):
@@ -140,8 +140,10 @@ def test_published_rule_follows_the_published_program(name, every):
     ("name", "stream"),
     [
         *(pytest.param(name, "w4", marks=_group("w4")) for name in RECIPES),
-        *(pytest.param(name, "w8", marks=_group("w8", later)) for name in RECIPES),
-        pytest.param("plain exdyna", "w8", marks=_group("w8")),
+        *(
+            pytest.param(name, "w8", marks=_group("w8", later))
+            for name in (*RECIPES, "plain exdyna")
+        ),
     ],
 )
 def test_default_rule_meets_the_density(name, stream, every):

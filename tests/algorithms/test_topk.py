@@ -74,6 +74,7 @@ def test_follows_the_published_program(name, slack, every):
     assert np.all(np.abs(dot - golden["update_dot"]) < 1e-3 * scale)
 
 
+@pytest.mark.newer_waits
 @pytest.mark.xdist_group("topk")
 @pytest.mark.parametrize("name", ["topk", "cltk"])
 def test_every_worker_fills_its_message_exactly(name, every):
