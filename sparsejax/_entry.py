@@ -48,20 +48,24 @@ def enter(
 
     Raises:
       TypeError: if a gradient is not real floating point.
-      ValueError: for a state of another tree, method, or number of workers; for
-        gradients that are sharded or already reduced; in a branch that only some
-        workers take; for a loss, `value=`, of this worker alone.
+      ValueError: for a state of another tree, method, or number of workers, or with
+        messages of another size on their way; for gradients that are sharded or already
+        reduced; in a branch that only some workers take; for a loss, `value=`, of this
+        worker alone.
     """
     _check_branches(workers)
     _check_agreed(extra_args, workers)
     layout = Layout.of(updates)
-    _check_made(state, jax.eval_shape(lambda: first(layout, workers.count())))
+    made = jax.eval_shape(lambda: first(layout, workers.count()))
+    _check_made(state, made)
+    local = drop_worker_axis(state, workers)
+    _check_sizes(local, made)
     _check_whole("update", updates, workers)
     if workers.typed():
         known = frozenset(workers.axes) | varying_axes(state.step)
         updates = settle_axes(updates, known)
         _check_local(updates, workers, known)
-    return layout, updates, drop_worker_axis(state, workers)
+    return layout, updates, local
 
 
 def present_of(extra_args: dict[str, Any], exchange: Exchange) -> Any:
@@ -116,6 +120,22 @@ def _check_made(state: Any, expected: Any) -> None:
         f"{others}. Pass a state of its `init`. A checkpoint that was restored without "
         f"a target is made of dicts and lists: restore it with one."
     )
+
+
+def _check_sizes(state: Any, expected: Any) -> None:
+    """Raises ValueError if the exchange's state has other sizes than a first one."""
+    paths = jax.tree_util.tree_leaves_with_path(state.exchange)
+    for (path, given), made in zip(
+        paths, jax.tree.leaves(expected.exchange), strict=True
+    ):
+        if jnp.shape(given) != made.shape:
+            raise ValueError(
+                f"update: `{path_name(path)}` of the exchange's state has shape "
+                f"{jnp.shape(given)}, and this transformation makes {made.shape}: the "
+                f"state has messages on their way that were made with another density "
+                f"or capacity. Deliver them by one update of the transformation that "
+                f"made them, with nobody present."
+            )
 
 
 def _check_whole(caller: str, tree: Any, workers: Workers) -> None:

@@ -134,7 +134,8 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
     return Exchange(
         apply,
         EVERY_SUPPORT,
-        "pairs, one step late",
+        # No other code can read the message that lies in the state.
+        f"pairs in {bits} bits, one step late",
         init=init,
         details=details,
         receive=receive,

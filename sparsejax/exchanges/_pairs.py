@@ -40,8 +40,9 @@ def pairs(value_bits: Any = None) -> Exchange:
     Args:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
         (bfloat16), 8, 4, 2 or 1. Values are summed in float32, and rounding errors
-        stay in the residual. Below 16 bits, the values of one leaf in a block of 512
-        slots share a scale; lists for which scales do not pay take more bits.
+        stay in the residual; without a memory they are lost. Below 16 bits, the values
+        of one leaf in a block of 512 slots share a scale, and those of the sixteenth
+        leaf after it; lists for which scales do not pay take more bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

@@ -59,8 +59,9 @@ def union(value_bits: Any = None) -> Exchange:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
         (bfloat16), 8, 4, 2 or 1. Or a pair, for the ways to the worker that averages
         and back; a single number below 8 means 8 bits back. Values are summed in
-        float32, and rounding errors stay in the residuals. Below 16 bits, the values of
-        one leaf in a block of 512 slots share a scale; lists for which scales or two
+        float32, and rounding errors stay in the residuals; without a memory they are
+        lost. Below 16 bits, the values of one leaf in a block of 512 slots share a
+        scale, and those of the sixteenth leaf after it; lists for which scales or two
         ways do not pay take more bits.
 
     Returns:

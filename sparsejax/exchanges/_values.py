@@ -97,9 +97,13 @@ def average(
         return rows[share]
 
     def sample(rows):
-        """A worker's share of the slots of each row: own choices have larger values."""
-        part = max(1, slots // count)
-        return jax.lax.dynamic_slice_in_dim(rows, share * part, part, axis=1)
+        """A worker's share of the slots of each row: own choices have larger values.
+
+        The share is spread over the row, whose last slots may be empty.
+        """
+        apart = min(count, slots)
+        rows = rows[:, : slots // apart * apart].reshape(count, -1, apart)
+        return jax.lax.dynamic_index_in_dim(rows, share % apart, 2, keepdims=False)
 
     def filled(values, view):
         """Decoded values of a view of the rows."""
@@ -117,13 +121,24 @@ def average(
     exact = once(filled(jnp.sum(received, axis=0) / count, mine))
     words = back.encode(exact, own)
     returned = once(filled(back.decode(words, own), mine))
-    errors = told_errors(sample(rows), filled(sample(rounded), sample), m)
-    errors = [there + relative_error(exact, returned) for there in errors]
+    errors = [
+        error + _of_filled(relative_error(exact, returned), indices, split, step.n)
+        for error in told_errors(sample(rows), filled(sample(rounded), sample), m)
+    ]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
     means = once(jax.vmap(back.decode)(gathered, leaves))
     error = (rows - rounded).at[share].add(count * (exact - returned))
     return means.reshape(-1)[:m], error.reshape(-1)[:m], mean_error(errors)
+
+
+def _of_filled(error, indices, split, n):
+    """`error` of a worker's share, so that the mean is that of shares with slots."""
+    if indices is None:
+        return error
+    rows = jnp.any(split(indices) < n, axis=1)
+    some = jnp.maximum(jnp.sum(rows, dtype=jnp.int32), 1)
+    return (error * (rows.size / some)).astype(error.dtype)
 
 
 def _share(m: int, step: Step, widths: Widths) -> int:

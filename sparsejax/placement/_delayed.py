@@ -71,7 +71,8 @@ def delayed(
         raise ValueError(
             f"delayed: `{parts.exchange.name}` has no late form. Methods that send "
             f"pairs have one, such as `sparsejax.topk(0.01)`, and methods that average "
-            f"at common coordinates in 32 bits, such as `sparsejax.exdyna(0.01)`."
+            f"at common coordinates in 32 bits, such as `sparsejax.exdyna(0.01)` "
+            f"without `value_bits`."
         )
     exchange = parts.exchange.later(parts.sparsifier, parts.workers)
     if steps not in (None, exchange.lag):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax import exchanges, memories, sparsifiers
+from sparsejax._checks import check_value_bits
 from sparsejax._transform import sparsify
 from sparsejax._workers import AxisName
 from sparsejax.sparsifiers._target import Target
@@ -39,7 +40,8 @@ def random_k(
       max_density: the largest density of a schedule, see `sparsejax.exdyna`.
       seed: the seed of the draws.
       unbiased: keeps no residual and multiplies by n/k instead. The expected update is
-        the mean gradient, with n/k times the variance. Not allowed with a schedule.
+        the mean gradient, with n/k times the variance. Not allowed with a schedule, or
+        with values in fewer than 16 bits, whose rounding errors a residual has to keep.
       axis_name: see `sparsejax.sparsify`.
       value_bits: see `sparsejax.exchanges.union`.
       nonfinite: see `sparsejax.sparsify`.
@@ -58,6 +60,12 @@ def random_k(
         raise ValueError(
             "unbiased: the factor n/k is fixed when the step is compiled, and cannot "
             "follow a density schedule. Leave one of the two out."
+        )
+    if unbiased and min(check_value_bits(value_bits)) < 16:
+        raise ValueError(
+            f"value_bits: got {value_bits} with `unbiased`, which keeps no residual "
+            f"for the rounding errors of few bits, so that the mean update would be "
+            f"too small. Take 16 or 32, or leave `unbiased` out."
         )
     tx = sparsify(
         sparsifiers.random_k(density, seed=seed, max_density=max_density),

@@ -2,7 +2,7 @@
 
 A leaf of small values would vanish in a block that holds values of a leaf a thousand
 times larger, or take the mean of those. So the leaves of a block are brought to one
-size before they are encoded.
+size, within a factor of 4, before they are encoded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, UInt16
 
-# Neighbouring leaves with scales of their own: in short lists, which may hold a whole
-# model, and in long ones. More leaves of one block share them in turn.
-LEAVES, _LONG_LEAVES = 16, 4
-_LONG = 2048  # slots
+# Neighbouring leaves with scales of their own. More leaves of one block share them in
+# turn.
+LEAVES = 16
 # A word tells four leaves' powers of 4, and pays for so many slots.
 _WORD, _BITS, _OCTAVES = 4, 4, 2
 _PAYING = 32
@@ -26,9 +25,9 @@ _PAYING = 32
 _MANTISSA, _BIAS = 23, 127
 
 
-def words_for(leaves: int, m: int) -> int:
+def words_for(leaf_count: int, m: int) -> int:
     """Words of scales for each block of `m` values of so many leaves. Static."""
-    words = -(-min(leaves, LEAVES if m <= _LONG else _LONG_LEAVES) // _WORD)
+    words = -(-min(leaf_count, LEAVES) // _WORD)
     return min(words, max(1, m // _PAYING))
 
 

@@ -52,13 +52,13 @@ class ValueCode(NamedTuple):
     decode: Callable[[UInt16[Array, " c"], Leaves], Float32[Array, " m"]]
 
 
-def value_code(bits: int, m: int, leaves: int = 1) -> ValueCode:
+def value_code(bits: int, m: int, leaf_count: int = 1) -> ValueCode:
     """The code of `bits` bits for `m` values, or a wider one that is no longer.
 
     Args:
       bits: 32, 16, 8, 4, 2 or 1.
       m: static, the number of values.
-      leaves: static, the number of leaves to which the values belong.
+      leaf_count: static, the number of leaves to which the values belong.
     """
     if bits == 32:
         return _full(m)
@@ -68,8 +68,8 @@ def value_code(bits: int, m: int, leaves: int = 1) -> ValueCode:
         code = _squares(bits, m)
     else:
         code = _two_means(m) if bits == 2 else one_bit(m)
-    code = _by_leaf(code, leaves) if leaves > 1 else _plain(code)
-    wider = value_code(2 * bits, m, leaves)
+    code = _by_leaf(code, leaf_count) if leaf_count > 1 else _plain(code)
+    wider = value_code(2 * bits, m, leaf_count)
     return code if code.size < wider.size else wider
 
 
@@ -115,10 +115,10 @@ def _plain(code: BlockCode) -> ValueCode:
     )
 
 
-def _by_leaf(code: BlockCode, leaves: int) -> ValueCode:
+def _by_leaf(code: BlockCode, leaf_count: int) -> ValueCode:
     """`code` with a scale for each leaf of a block."""
     blocks = code.blocks
-    each = _leaf_scales.words_for(leaves, blocks.m)
+    each = _leaf_scales.words_for(leaf_count, blocks.m)
     number = each * blocks.number
 
     def encode(values, leaves):
@@ -167,7 +167,8 @@ def _squares(bits: int, m: int) -> BlockCode:
         # Integers, so that compilers cannot round one message in two ways.
         roots = gaps * start + (levels - 1) * (_WHOLE - start)
         roots = jnp.where(levels > 0, roots, 0).astype(jnp.float32) / (gaps * _WHOLE)
-        magnitudes = roots * roots * largest
+        # Compilers multiply by an inverse, and so the largest would come out smaller.
+        magnitudes = jnp.where(levels == top, largest, roots * roots * largest)
         return jnp.where(negative, -magnitudes, magnitudes)
 
     return BlockCode(blocks, blocks.size(2), encode, decode)
@@ -177,7 +178,7 @@ def _two_means(m: int) -> BlockCode:
     """2 bits: a sign, and whether the magnitude is one of the larger of its block.
 
     These are decoded as their mean, and the others, zeros among them, as theirs. The
-    means travel along, so a block keeps its sum of magnitudes.
+    means travel along, so a full block keeps its sum of magnitudes.
     """
     blocks = Blocks.of(m, 2)
 

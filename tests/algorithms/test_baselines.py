@@ -88,6 +88,8 @@ def test_unbiased_random_k():
         np.asarray(updates[0])[sent], 5 * gradient.mean(axis=0)[sent], rtol=1e-6
     )
     assert jax.tree.leaves(states[0][0].memory) == []
+    with pytest.raises(ValueError, match=r"value_bits: got 8 with `unbiased`"):
+        sparsejax.random_k(0.2, unbiased=True, value_bits=8)
 
 
 # -- hard threshold --------------------------------------------------------------------
