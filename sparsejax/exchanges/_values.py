@@ -15,7 +15,7 @@ from sparsejax.vectors._narrow import in_slots, value_code
 from sparsejax.vectors._ratio import ratio, shares
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, BFloat16, Float, Int
+    from jaxtyping import Array, BFloat16, Bool, Float, Int
 
 
 # Bits of a value on its way to the worker that averages, and of a mean on its way back.
@@ -121,10 +121,11 @@ def average(
     exact = once(filled(jnp.sum(received, axis=0) / count, mine))
     words = back.encode(exact, own)
     returned = once(filled(back.decode(words, own), mine))
-    errors = [
-        error + _of_filled(relative_error(exact, returned), indices, split, step.n)
-        for error in told_errors(sample(rows), filled(sample(rounded), sample), m)
-    ]
+    errors = told_errors(sample(rows), filled(sample(rounded), sample), m)
+    of_means = relative_error(exact, returned)
+    if indices is not None:
+        of_means = _among_filled(of_means, split(indices) < step.n)
+    errors = [error + of_means for error in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)
     means = once(jax.vmap(back.decode)(gathered, leaves))
@@ -132,13 +133,13 @@ def average(
     return means.reshape(-1)[:m], error.reshape(-1)[:m], mean_error(errors)
 
 
-def _of_filled(error, indices, split, n):
-    """`error` of a worker's share, so that the mean is that of shares with slots."""
-    if indices is None:
-        return error
-    rows = jnp.any(split(indices) < n, axis=1)
-    some = jnp.maximum(jnp.sum(rows, dtype=jnp.int32), 1)
-    return (error * (rows.size / some)).astype(error.dtype)
+def _among_filled(
+    error: BFloat16[Array, ""], filled: Bool[Array, "w s"]
+) -> BFloat16[Array, ""]:
+    """`error` of a worker's share, so that the mean is that of shares with values."""
+    number = jnp.sum(jnp.any(filled, axis=1), dtype=jnp.int32)
+    part = jnp.maximum(number, 1) / len(filled)
+    return error / part.astype(error.dtype)
 
 
 def _share(m: int, step: Step, widths: Widths) -> int:
