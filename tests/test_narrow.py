@@ -39,14 +39,14 @@ KINDS = ["laplace", "equal", "zeros", "some zeros", "large", "subnormal", "wide"
 
 
 @functools.cache
-def trip(bits, m):
-    code = value_code(bits, m)
+def trip(bits, m, leaf_count=1):
+    code = value_code(bits, m, leaf_count)
 
     @jax.jit
-    def there_and_back(values):
+    def there_and_back(values, leaves=None):
         with jax.numpy_dtype_promotion("strict"):
-            words = code.encode(values, None)
-            return words, code.decode(words, None)
+            words = code.encode(values, leaves)
+            return words, code.decode(words, leaves)
 
     return code, there_and_back
 
@@ -93,8 +93,8 @@ def test_decoding_is_finite_and_keeps_signs(bits, m):
 def trip_in_blocks(kind, bits):
     """Values in blocks of 512, which have a scale of their own, and decoded values."""
     values = draw(kind, 8 * 512)
-    code = value_code(bits, values.size)
-    decoded = np.asarray(code.decode(code.encode(values, None), None))
+    code, there_and_back = trip(bits, values.size)
+    decoded = np.asarray(there_and_back(values)[1])
     return code, values.reshape(8, 512), decoded.reshape(8, 512)
 
 
@@ -163,9 +163,9 @@ def test_each_leaf_of_a_block_has_a_scale(bits, size):
     scales = np.array([1, 1e-5, 1e3, 0, 1e-4, 10, 1e3, 0])
     leaves = np.arange(8 * size) // size
     values = draw("laplace", leaves.size) * scales[leaves].astype(np.float32)
-    code = value_code(bits, values.size, leaf_count=8)
+    code, there_and_back = trip(bits, values.size, leaf_count=8)
     turns = (leaves % LEAVES).astype(np.int8)
-    decoded = np.asarray(code.decode(code.encode(values, turns), turns))
+    decoded = np.asarray(there_and_back(values, turns)[1])
     for leaf in np.flatnonzero(scales):
         mine, found = values[leaves == leaf], decoded[leaves == leaf]
         bound = {8: 0.03, 4: 0.3, 2: 0.7, 1: 0.995}[bits]

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from tests import quick
-from tests.pages import ROOT, row_of
+from tests.pages import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # Ends a notebook that hangs; readers wait much less, even on two cores.
@@ -19,15 +19,6 @@ TIMEOUT = 600
 # Notebooks run one after the other: each keeps both cores busy.
 pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.newer_waits]
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# They train for a minute, or compile for half a minute.
-LONG = (
-    "01_quickstart",
-    "02_choosing_a_sparsifier",
-    "03_sparse_embeddings",
-    "04_scaling",
-    "05_write_your_own",
-    "06_local_steps",
-)
 
 
 def execute(notebook, directory, **variables):
@@ -46,7 +37,8 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", [row_of(path, LONG) for path in NOTEBOOKS])
+@pytest.mark.second_tier  # A quarter of a minute, or longer.
+@every_notebook
 def test_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     # Most of the time goes into compiling. Others simulate the workers.

@@ -55,14 +55,8 @@ def test_a_job_trains_and_goes_on_with_fewer_workers(job_of_four_workers):
     assert (said["workers"], said["steps_of_state"]) == (2, STEPS + 2)
 
 
-@pytest.mark.parametrize(
-    ("processes", "devices"),
-    [
-        (2, 1),
-        pytest.param(4, 1, marks=pytest.mark.second_tier),
-        pytest.param(4, 2, marks=pytest.mark.second_tier),
-    ],
-)
+@pytest.mark.second_tier
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (4, 1), (4, 2)])
 def test_another_job_goes_on(processes, devices, job_of_four_workers, tmp_path):
     before, checkpoint = job_of_four_workers
     said = _job(processes, devices, tmp_path / "saved", checkpoint)

@@ -45,6 +45,7 @@ def uninterrupted(tmp_path_factory):
     return result, directory
 
 
+@pytest.mark.second_tier
 def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     expected, _ = uninterrupted
     with _running(tmp_path, 8, STEPS) as (process,):

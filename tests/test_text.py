@@ -75,6 +75,7 @@ def test_bytes_are_those_of_the_formula(tmp_path, capsys):
     assert " - " in lines[-1]
 
 
+@pytest.mark.second_tier
 def test_rounds_of_local_steps(tmp_path, capsys):
     file = tmp_path / "rows.json"
     options = "--recipe sparseloco --density 0.5 --local-steps 4 --steps 8 --quiet"
