@@ -22,7 +22,7 @@ def _two_steps(name, density, bits, late=False):
     tx = sparsejax.delayed(tx) if late else tx
     made = sparsejax.simulate(tx, workers=WORKERS)
     update = jax.jit(made.update)
-    _, first = update(DRAWN, made.init(jnp.zeros(N)))
+    _, first = update(DRAWN, jax.jit(made.init)(jnp.zeros(N)))
     return first, update(jnp.zeros_like(DRAWN), first)[1]
 
 
