@@ -79,7 +79,7 @@ def make_task(seen: np.ndarray, size: Size = Size()) -> Task:  # noqa: B008
     """
     rng = np.random.default_rng(0)
     user, film = (np.unique(c, return_inverse=True)[1] for c in seen[:, :2].T)
-    users, films = user.max() + 1, film.max() + 1
+    users, films = int(user.max()) + 1, int(film.max()) + 1
     known = np.zeros((users, films), bool)
     known[user, film] = True
     order = np.lexsort((film, seen[:, 2], user))
