@@ -263,6 +263,29 @@ def test_state_is_independent_of_capacity():
     assert np.isfinite(np.asarray(updates["bias"])).all()
 
 
+@pytest.mark.parametrize(
+    ("made", "other", "message"),
+    [
+        ({"value_bits": 16}, {"value_bits": 8}, "pairs in 16 bits.*pairs in 8 bits"),
+        ({}, {"value_bits": 2}, "pairs in 32 bits.*pairs in 2 bits"),
+        ({"density": 0.1}, {"density": 0.05}, r"message.*made with another density"),
+    ],
+)
+def test_messages_on_their_way_belong_to_their_code(made, other, message):
+    """Another code would read other numbers in them."""
+    made, other = (
+        sparsejax.simulate(
+            sparsejax.delayed(sparsejax.topk(**({"density": 0.1} | options))), workers=4
+        )
+        for options in (made, other)
+    )
+    drawn = jnp.zeros((4, 103))
+    state = jax.eval_shape(made.init, drawn[0])
+    jax.eval_shape(made.update, drawn, state)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        jax.eval_shape(other.update, drawn, state)
+
+
 def test_state_of_another_number_of_workers():
     tx = sparsejax.exdyna(0.1)
     state = sparsejax.init(tx, PARAMS, mesh_of())

@@ -283,29 +283,6 @@ def test_rounds_one_round_late():
     assert np.mean(losses) < 1.0
 
 
-@pytest.mark.parametrize(
-    ("made", "other", "message"),
-    [
-        ({"value_bits": 16}, {"value_bits": 8}, "pairs in 16 bits.*pairs in 8 bits"),
-        ({}, {"value_bits": 2}, "pairs in 32 bits.*pairs in 2 bits"),
-        ({"density": 0.1}, {"density": 0.05}, r"message.*made with another density"),
-    ],
-)
-def test_messages_on_their_way_belong_to_their_code(made, other, message):
-    """Another code would read other numbers in them."""
-    made, other = (
-        sparsejax.simulate(
-            sparsejax.delayed(sparsejax.topk(**({"density": 0.1} | options))), workers=W
-        )
-        for options in (made, other)
-    )
-    drawn = jnp.zeros((W, 103))
-    state = jax.eval_shape(made.init, drawn[0])
-    jax.eval_shape(made.update, drawn, state)
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        jax.eval_shape(other.update, drawn, state)
-
-
 def test_an_empty_tree_and_one_worker():
     for params in ({}, np.zeros(0, np.float32), np.zeros(1, np.float32)):
         tx = simulated("topk", workers=1)

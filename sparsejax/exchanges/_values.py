@@ -107,10 +107,11 @@ def average(
 
     def filled(values, view):
         """Decoded values of a view of the rows."""
-        if indices is None:
+        if inside is None:
             return values
-        return in_slots(values, view(split(indices)) < step.n, min(widths))
+        return in_slots(values, view(inside), min(widths))
 
+    inside = None if indices is None else split(indices) < step.n
     rows = once(split(values))
     leaves = jax.tree.map(split, step.layout.leaf_turns(indices))
     own = jax.tree.map(mine, leaves)
@@ -123,8 +124,8 @@ def average(
     returned = once(filled(back.decode(words, own), mine))
     errors = told_errors(sample(rows), filled(sample(rounded), sample), m)
     of_means = relative_error(exact, returned)
-    if indices is not None:
-        of_means = _among_filled(of_means, split(indices) < step.n)
+    if inside is not None:
+        of_means = _among_filled(of_means, inside)
     errors = [error + of_means for error in errors]
     message = (words, *errors)
     gathered, *errors = _codec.unpack(workers.gather(_codec.pack(message)), message)

@@ -21,7 +21,6 @@ from sparsejax.parts import Choice, Sparsifier, Step
 from tests.harness import WORKERS, mesh_of, run, trainer
 
 pytestmark = pytest.mark.newer_waits
-
 # Sizes that the number of workers does not divide, with more bits than a few words.
 N, V, D = 1003, 205, 6
 COORDINATES = jnp.zeros((N,))
