@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import conftest
 from tests.cases import RECIPES
 
@@ -25,3 +27,12 @@ def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
     cases = {case for rows, few in tiers for case in _cases(few)}
     if any(rows[0].path.stem == "test_conformance" for rows, _ in tiers):
         assert set(RECIPES) <= cases
+
+
+def test_long_runs_are_spread_over_the_slices(request):
+    """All of them in one slice of CI took too long."""
+    tiers = request.config.stash[conftest.TIERS]
+    rows = [row for tests, _ in tiers for row in tests]
+    long = {row.path.stem for row in rows if "every" in row.fixturenames}
+    files = collections.Counter(conftest.slice_of(file) for file in long)
+    assert max(files.values(), default=0) <= 2, files
