@@ -25,25 +25,25 @@ def sum_in_order(
     until: Int[Array, ""],
     step: Step,
 ) -> tuple[Float[Array, " n"], Int[Array, ""], Int[Array, "w k"] | None]:
-    """The sum of all pairs over `divisor`, and their units. Replicated.
+    """The sum of all pairs, divided by `divisor`, and the pairs' units. Replicated.
 
     The indices of one worker are distinct, so every device adds in the same order. On a
     GPU, a scatter with repeated indices adds in an arbitrary order, and replicas would
     drift apart.
 
     Args:
-      units: static.
-      indices: Int32[w, k], replicated: of units; empty slots hold their number.
-      values: of each unit, replicated.
-      divisor: of the sum.
-      until: Int32[], not negative, computed before the sum takes memory.
+      units: static, the units of the indices.
+      indices: Int32[w, k], replicated: units; empty slots hold `units.number`.
+      values: the values of each unit, replicated.
+      divisor: the number by which the sum is divided.
+      until: Int32[], not negative: the sum uses memory only after `until` is computed.
       step: the step.
 
     Returns:
-      sum: Float[n], 0 elsewhere.
-      number: Int32[], of distinct units.
+      sum: Float[n], 0 at coordinates that no worker sent.
+      number: Int32[], the number of distinct units.
       distinct: Int32[w, k], each unit in the slot of the first worker that sent it;
-        None if the gradient's dtypes hold every sum, so nobody asks.
+        None if the gradient's dtypes hold every sum: then no caller needs the units.
     """
     zeros = units.split(_xla.late_zeros(units.n, until))
     zeros = vary_like(zeros, values)
@@ -64,10 +64,11 @@ def sum_in_order(
 
 
 def _with_marks(units, indices, values, divisor, zeros, listed):
-    """All in one walk: a unit to which nobody has added holds negative zeros.
+    """Adds the pairs in one loop, in which -0.0 marks a unit without a value.
 
-    Sums of positive zeros and other numbers never are. So marks take no memory, which
-    on accelerators is scarcer than time; and units are not `listed` to be counted.
+    The sum starts as -0.0, and no addition leaves -0.0. So the marks need no memory,
+    which is scarcer than time on accelerators. Unless `listed`, the units are only
+    counted.
     """
 
     def add(r, carry):
@@ -82,8 +83,9 @@ def _with_marks(units, indices, values, divisor, zeros, listed):
             found = found.at[r].set(jnp.where(fresh, row, units.number))
         else:
             found = found + fresh.astype(jnp.int32)
-        given = values[r] / divisor
-        added = known + jnp.where(given == 0, 0.0, given)
+        added = known + values[r] / divisor
+        # Devices that flush subnormals make -0.0 of a tiny sum, which would be a mark.
+        added = jnp.where(added == 0, 0.0, added)
         return total.at[row].set(added, mode="drop"), found
 
     found = jnp.zeros_like(indices if listed else indices[0])
