@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or newer and make, and set up the rest.
+# `make demo` and `make test` need Python 3.11 or newer and make, and install all else.
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
@@ -11,16 +11,16 @@ SOURCES := sparsejax tests conftest.py
 
 .PHONY: demo test test-every pytest lint format docs gpu-check gpu-test clean
 
-# `make demo RECIPE=all` compares all of them.
+# `make demo RECIPE=all` compares all recipes.
 RECIPE ?= dense,exdyna,micro
 
 demo: $(READY)  ## Trains on digits with each recipe; prints one table.
 	$(BIN)/python -m sparsejax.examples.digits --recipe $(RECIPE) --seeds 5
 
-test: lint pytest  ## Some rows of each test: CONTRIBUTING.md says which.
+test: lint pytest  ## Some rows of each test: CONTRIBUTING.md explains which.
 
 test-every: ROWS := --rows every
-test-every: test  ## Every row. CI runs a sixteenth of those that `make test` leaves out.
+test-every: test  ## Every row. CI runs a sixteenth of the rows that `make test` omits.
 
 pytest: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder \
@@ -45,8 +45,8 @@ GPU := .venv-gpu
 gpu-check: $(GPU)/.ready  ## Compiles every recipe for eight H100, and prints one table.
 	JAX_PLATFORMS=cpu $(GPU)/bin/python -m sparsejax.bench.gpu_check $(GPU_ARGS)
 
-# Kept programs for a device that is not here could not be read again.
-gpu-test: $(GPU)/.ready  ## The bounds that programs for GPUs keep.
+# No cache: programs for a device that is not here could not be read from it.
+gpu-test: $(GPU)/.ready  ## Tests the bounds of programs for GPUs.
 	JAX_PLATFORMS=cpu JAX_ENABLE_COMPILATION_CACHE=false $(GPU)/bin/python -m pytest \
 		-n $(JOBS) -q tests/test_gpu_check.py $(ROWS)
 

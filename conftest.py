@@ -20,13 +20,13 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Traces make many objects that stay, and looking through them took a twentieth of the
-# time.
+# Traces make many long-lived objects, and searching them for garbage took a twentieth
+# of the time.
 gc.set_threshold(20_000)
 
-# The kernel allows a process some 65,000 mappings, and the compiler aborts without one.
+# The kernel allows a process about 65,000 mappings; beyond them the compiler aborts.
 _MOST_MAPPINGS = 40_000
-# To count them takes 50 ms when they are many, so it happens after one test of so many.
+# Counting many mappings takes 50 ms, so they are counted once in this many tests.
 _COUNTED = 20
 
 
@@ -55,16 +55,16 @@ _LONG = (
 # Recipes that run every test of the contract in the first tier. They exchange a union,
 # pairs, and a ring of signs.
 _REPRESENTATIVE = ("exdyna", "topk", "marsit")
-# Of the rows of a test that is marked `sampled`, the first tier has one of so many.
+# The first tier runs one in this many rows of a test that is marked `sampled`.
 _SAMPLED = 16
 # Marks of tests that wait for the second tier.
 WAITING = ("second_tier",)
-if jax.__version_info__ >= (0, 11):  # Each program takes its compiler thrice as long.
+if jax.__version_info__ >= (0, 11):  # Compiling takes three times as long.
     _REPRESENTATIVE, _SAMPLED = ("exdyna",), 32
     WAITING = ("second_tier", "newer_waits")
-# The rows of the second tier come in so many slices, of which CI runs one a commit.
+# The second tier has this many slices of rows; CI runs one slice per commit.
 SLICES = 16
-# For tests/test_tiers.py: the rows of each test, and those of the first tier.
+# For tests/test_tiers.py: the rows of each test, and its rows in the first tier.
 TIERS = pytest.StashKey[list]()
 
 
@@ -72,8 +72,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rows",
         choices=("few", "every", *(f"few+{k}" for k in range(SLICES))),
-        help="by default few when all tests run, and every row of tests that are "
-        f"named; few+K adds slice K of the others, of {SLICES}",
+        help="default: few when all tests run, and every for tests that are "
+        f"named; few+K adds slice K of the other rows, of which there are {SLICES}",
     )
 
 
@@ -86,7 +86,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="module")
 def every(request):
-    """Whether long runs take all of their steps: with every row, and in one slice.
+    """Whether long runs make all of their steps: with every row, and in one slice.
 
     Each file has a slice of its own for this, so that no slice has all the long runs.
     """
@@ -103,9 +103,9 @@ def waits(row):
 
 
 def _first_tier(rows):
-    """Of the rows of one test, those that a run of all tests takes.
+    """The rows of one test that belong to the first tier.
 
-    At least one, unless all of them wait.
+    There is at least one, unless all rows wait.
     """
     from tests.cases import RECIPES
 
@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(config, items):
             kept.update(later[int(taken.removeprefix("few+")) :: SLICES])
         config.hook.pytest_deselected(items=[row for row in items if row not in kept])
         items[:] = [row for row in items if row in kept]
-    # The tests of a file share what they compile, so they stay in one process.
+    # The tests of a file share compiled programs, so they stay in one process.
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -161,7 +161,7 @@ _tests = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def _few_mappings():
-    """Frees compiled programs when they are many: each holds dozens of mappings."""
+    """Frees compiled programs when mappings are many: each program holds dozens."""
     yield
     if next(_tests) % _COUNTED:
         return

@@ -11,7 +11,7 @@ import re
 from sparsejax.bench import quality
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks" / "results"
-# A task or a picture, and the file of its runs.
+# A mark names a task or a picture, and the file of its runs.
 _MARK = re.compile(r"<!-- evidence: (\w+) of (\w+)\.json -->")
 _PICTURES = {
     "bytes": (quality.quality_against_bytes, "Quality against bytes"),
@@ -20,7 +20,7 @@ _PICTURES = {
 
 
 def on_page_markdown(markdown, **_):
-    """The text of a page, with what the marks in it stand for."""
+    """Returns the text of a page, with its marks replaced by tables and pictures."""
     return _MARK.sub(lambda mark: _made(mark[1], mark[2]), markdown)
 
 

@@ -9,7 +9,7 @@ import re
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Pages that are files of the repository's root.
+# Pages whose text is a file in the repository's root.
 FROM_ROOT = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
 
@@ -25,7 +25,7 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """The text of a page, with links as they are between the pages."""
+    """Returns the text of a page, with its links turned into links between pages."""
     if name := FROM_ROOT.get(page.file.src_uri):
         markdown = (ROOT / name).read_text().replace("](docs/", "](")
     markdown = re.sub(r"\]\((?:\.\./)+README\.md", _to_index(page), markdown)

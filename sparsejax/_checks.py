@@ -122,18 +122,18 @@ VALUE_BITS = (32, 16, 8, 4, 2, 1)
 
 
 def check_value_bits(bits: Any, ways: int = 2) -> tuple[int, int]:
-    """Returns the bits of a value on its way there, and of a mean on its way back.
+    """Returns the bits of a worker's value on the wire, and of a mean.
 
-    The default is None, for 32: `optax.inject_hyperparams` traces arguments that are
-    numbers.
+    The default of recipes is None, for 32: `optax.inject_hyperparams` traces arguments
+    that are numbers.
 
     Args:
-      bits: one of 32, 16, 8, 4, 2, 1; None for 32; where values travel there and back,
-        also a pair of them. A single number below 8 means 8 bits back.
-      ways: how often values travel, 1 or 2.
+      bits: one of 32, 16, 8, 4, 2, 1, or None for 32; with 2 `ways` also a pair of
+        them. A single number below 8 means 8 bits for means.
+      ways: 1 if only values are sent, 2 if their means are sent too.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: for other `bits`.
     """
     pair = (bits, max(bits, 8) if isinstance(bits, int) else bits)
     if bits is None:
@@ -141,7 +141,7 @@ def check_value_bits(bits: Any, ways: int = 2) -> tuple[int, int]:
     elif ways == 2 and isinstance(bits, tuple):
         pair = bits
     if len(pair) != 2 or any(type(b) is not int or b not in VALUE_BITS for b in pair):
-        both = ", or a pair of them for the ways there and back" if ways == 2 else ""
+        both = ", or a pair of them, for values and for means" if ways == 2 else ""
         raise ValueError(
             f"value_bits: got {bits!r}, expected 32 (the default), 16, 8, 4, 2 or 1 "
             f"bits for each value{both}, as Python ints. bfloat16 is 16."
@@ -299,11 +299,11 @@ def as_present(present: Any, shape: tuple[int, ...]) -> Any:
             f"`jnp.array([True, False])`."
         )
     if found.shape != shape:
-        count = f"of {shape[0]} workers under" if shape else "of all workers only under"
-        expected = f"Bool{list(shape)}" if shape else "this worker's Bool[]"
+        count = f"one Bool for each of {shape[0]} workers" if shape else "Bool[w]"
+        expected = f"Bool{list(shape)}" if shape else "Bool[]"
         raise ValueError(
-            f"present: got the shape {found.shape}, expected {expected}: it is that "
-            f"{count} plain `jax.jit` and `sparsejax.simulate`, and that of one worker "
-            f"inside `jax.shard_map`."
+            f"present: got shape {found.shape}, expected {expected}. Under plain "
+            f"`jax.jit` and `sparsejax.simulate` pass {count}; inside `jax.shard_map` "
+            f"pass this worker's own Bool, of shape ()."
         )
     return found

@@ -1,4 +1,4 @@
-"""Checks at the entry of `init` and `update`: of the place and of the arguments."""
+"""Checks of calls of `init` and `update`: their place, and their arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_init(params: Any, workers: Workers) -> None:
 
     Raises:
       TypeError: if a parameter is not real floating point.
-      ValueError: for a call inside a wrapper, or on sharded leaves.
+      ValueError: for a call inside an optax wrapper, or for sharded leaves.
     """
     refuse_wrappers("init")
     check_leaves(params)
@@ -39,19 +39,17 @@ def enter(
     first: Callable[[Layout, int], Any],
     extra_args: dict[str, Any],
 ) -> tuple[Layout, Any, Any]:
-    """The layout of the gradients, they, and this worker's state.
+    """Checks the arguments of `update`; returns layout, gradients and own state.
 
-    The gradients are typed as equal along axes of one device, and the state is without
-    its leading axis.
-
-    The axis is bound here: `two_views` has seen to that.
+    The gradients are typed as equal along axes of one device. The state comes without
+    its leading axis. `two_views` calls `update` only where the axis is bound.
 
     Raises:
       TypeError: if a gradient is not real floating point.
       ValueError: for a state of another tree, method, or number of workers, or with
-        messages of another size on their way; for gradients that are sharded or already
-        reduced; in a branch that only some workers take; for a loss, `value=`, of this
-        worker alone.
+        messages of another size in flight; for gradients that are sharded or already
+        reduced; in a branch that only some workers enter; for a loss, `value=`, that
+        differs between workers.
     """
     _check_branches(workers)
     _check_agreed(extra_args, workers)
@@ -69,18 +67,18 @@ def enter(
 
 
 def present_of(extra_args: dict[str, Any], exchange: Exchange) -> Any:
-    """`present=` of `update`, of this worker: Bool[], or None.
+    """This worker's `present=`, an argument of `update`: Bool[], or None.
 
     Raises:
       TypeError, ValueError: see `sparsejax._checks.as_present`.
-      ValueError: if zeros of an absent worker would count.
+      ValueError: if an absent worker's zeros would change the mean.
     """
     present = extra_args.get("present")
     if present is None:
         return None
     if not exchange.abstains:
         raise ValueError(
-            f"present: `{exchange.name}` sends a sign for every coordinate, so that an "
+            f"present: `{exchange.name}` sends a sign for every coordinate, so an "
             f"absent worker would vote too. Use a method that sends values, such as "
             f"`sparsejax.exdyna`."
         )
@@ -97,14 +95,14 @@ def refuse_wide(layout: Layout) -> None:
     raise TypeError(
         f"update: the gradients {', '.join(wide)} are float64, and this method "
         f"accumulates and sends float32: the other bits would be lost. Cast them "
-        f"in front of the recipe, `sparsejax.per_worker(optax.stateless(lambda "
+        f"before the recipe, `sparsejax.per_worker(optax.stateless(lambda "
         f"grads, _: optax.tree.cast(grads, 'float32')))`, make the parameters "
         f"float32, or use `sparsejax.dense()`, which averages in float64."
     )
 
 
 def _check_made(state: Any, expected: Any) -> None:
-    """Raises ValueError if `state` is not as a first state of the transformation."""
+    """Raises ValueError unless `state` has the structure of the `expected` state."""
     if isinstance(state, type(expected)):
         state.structure.check(expected.structure)
     given: Any = jax.tree.structure(state)
@@ -118,12 +116,12 @@ def _check_made(state: Any, expected: Any) -> None:
     raise ValueError(
         f"update: the state was not made by this transformation: they differ in "
         f"{others}. Pass a state of its `init`. A checkpoint that was restored without "
-        f"a target is made of dicts and lists: restore it with one."
+        f"a target is made of dicts and lists: restore it with a target."
     )
 
 
 def _check_sizes(state: Any, expected: Any) -> None:
-    """Raises ValueError if the exchange's state has other sizes than a first one."""
+    """Raises ValueError unless the exchange's state has the sizes of `expected`."""
     paths = jax.tree_util.tree_leaves_with_path(state.exchange)
     for (path, given), made in zip(
         paths, jax.tree.leaves(expected.exchange), strict=True
@@ -132,21 +130,21 @@ def _check_sizes(state: Any, expected: Any) -> None:
             raise ValueError(
                 f"update: `{path_name(path)}` of the exchange's state has shape "
                 f"{jnp.shape(given)}, and this transformation makes {made.shape}: the "
-                f"state has messages on their way that were made with another density "
+                f"state has messages in flight that were made with another density "
                 f"or capacity. Deliver them by one update of the transformation that "
-                f"made them, with nobody present."
+                f"made them, with no worker present."
             )
 
 
 def _check_whole(caller: str, tree: Any, workers: Workers) -> None:
-    """Raises ValueError for leaves that are sharded over an axis of another kind."""
+    """Raises ValueError for leaves sharded over other axes than the workers'."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         axes = sharded_axes(leaf) - set(workers.axes)
         if axes:
             raise ValueError(
                 f"{caller}: the leaf `{path_name(path)}` is "
-                f"sharded over {sorted(axes)}, an automatic axis to this "
-                f"transformation: to flatten it would gather it on every device. Name "
+                f"sharded over {sorted(axes)}, an axis that is automatic here. "
+                f"Flattening the leaf would gather it on every device. Name "
                 f"the axis in the `axis_names` of `jax.shard_map`, so that each shard "
                 f"is sparsified by itself, and wrap the transformation in "
                 f"`sparsejax.per_shard(tx, shard_axis={sorted(axes)[0]!r})`."
@@ -157,15 +155,15 @@ def _check_branches(workers: Workers) -> None:
     """Raises ValueError inside a `jax.lax.cond` whose predicate differs per worker.
 
     Some workers would wait in the exchange for the others: the program would hang. The
-    predicate is no argument of a branch, so the frame of `cond` has to tell. Only where
-    types are checked.
+    predicate is not an argument of the branch, so it is read from the frame of `cond`.
+    This works only where types are checked.
     """
     for frame in calling_frames():
         name = frame.f_code.co_name
         module = frame.f_globals.get("__name__", "")
         if name in _PREDICATES and module.startswith("jax._src.lax.control_flow"):
             found = frame.f_locals.get(_PREDICATES[name])
-            # Also over one of several axes: the exchange needs all of them.
+            # One of several axes is enough: the exchange needs all of them.
             if isinstance(found, jax.Array) and varying_axes(found) & set(workers.axes):
                 raise ValueError(
                     f"update: inside a `jax.lax.{name}` whose predicate "
@@ -181,7 +179,7 @@ def _check_agreed(extra_args: dict[str, Any], workers: Workers) -> None:
     value = extra_args.get("value")
     if isinstance(value, jax.Array) and varying_axes(value) & set(workers.axes):
         raise ValueError(
-            f"update: `value` differs between workers, but transformations behind the "
+            f"update: `value` differs between workers, but transformations after the "
             f"recipe, such as `optax.contrib.reduce_on_plateau`, have to decide alike: "
             f"pass the mean, `value=jax.lax.pmean(loss, {workers.axis_name!r})`."
         )

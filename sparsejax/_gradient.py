@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from sparsejax._layout import Layout
     from sparsejax.parts import Memory
 
-# Coordinates per piece. A piece of the gradient and one of the residual take 128 KiB.
+# Coordinates per piece. Pieces of the gradient and the residual fill 128 KiB together.
 _PIECE = 1 << 14
 
-# Vectors with fewer coordinates are accumulated in one go, on CPU too.
+# Smaller vectors are accumulated in one go, even on CPU.
 _LARGE = 1 << 19
 
 
@@ -35,7 +35,7 @@ class Gradient:
         row too: a reshape in the kernel that adds them would keep XLA from overwriting
         the residual.
       n: static, the number of coordinates.
-      dtype: static, of the vector.
+      dtype: static, the dtype of the vector.
     """
 
     rows: list[Float[Array, "1 m"]]
@@ -51,8 +51,8 @@ class Gradient:
     @functools.cached_property
     def broken(self) -> Bool[Array, ""]:
         """Bool[]: whether a coordinate, or the sum of them all, is not finite."""
-        # The sum is not finite if any coordinate is not. `max` is no alternative: on
-        # XLA:CPU a maximum can lose NaN.
+        # The sum is not finite if any coordinate is not. A maximum would not do: on
+        # XLA:CPU it can lose NaN.
         total = sum(jnp.sum(row, dtype=self.dtype) for row in self.rows)
         return jnp.logical_not(jnp.isfinite(total))
 

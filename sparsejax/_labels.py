@@ -1,4 +1,4 @@
-"""Labels that tell leaves worth sparsifying from small ones."""
+"""Labels that separate leaves worth sparsifying from small ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def small_leaves(
 ) -> Callable[[Any], Any]:
     """Labels for `optax.partition`: biases, norms and scalars are exchanged densely.
 
-    A leaf is small if the leaf has fewer than `min_size` elements or at most one axis.
+    A leaf is small if it has fewer than `min_size` elements or at most one axis.
     Small leaves are a tiny part of the bytes, and often the most sensitive part of a
     model.
 

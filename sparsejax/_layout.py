@@ -29,7 +29,7 @@ Leaves = tuple[tuple[str, tuple[int, ...]], ...]
 class Structure(NamedTuple):
     """The tree and the method of a state: a pytree without leaves, stored in the state.
 
-    The vectors of a state are flat and cannot tell two trees of the same size apart.
+    The vectors of a state are flat, so they do not distinguish trees of the same size.
     Dtypes are not stored: gradients may have another precision than the parameters. The
     fields are strings, which any serialiser can write.
 
@@ -148,7 +148,7 @@ def _describe(leaf: tuple[str, tuple[int, ...]]) -> str:
 class Layout:
     """The place of each leaf in the vector. Static and hashable.
 
-    Leaves of one dtype lie together, in the order of the tree, so a few boundaries tell
+    Leaves of one dtype are adjacent, in the order of the tree, so a few boundaries give
     the dtype of each coordinate.
 
     Attributes:
@@ -193,7 +193,7 @@ class Layout:
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
-        """Leaf numbers in the order in which they lie in the vector."""
+        """Leaf numbers, in the order of the leaves in the vector."""
         first = {dtype: i for i, dtype in reversed(list(enumerate(self.dtypes)))}
         return tuple(
             sorted(range(len(self.dtypes)), key=lambda i: first[self.dtypes[i]])
@@ -251,7 +251,7 @@ class Layout:
         return [leaves[i].reshape(1, -1) for i in self.order]
 
     def unflatten(self, vector: Float[Array, " n"]) -> Any:
-        """The tree whose leaves lie in `vector` [n], each in its own dtype."""
+        """The tree of the leaves in `vector` [n], each in its own dtype."""
         leaves = [
             jax.lax.slice(vector, (start,), (start + size,))
             .reshape(shape)
@@ -274,13 +274,13 @@ class Layout:
     def leaf_turns(
         self, indices: Int[Array, " k"] | None = None
     ) -> Int8[Array, " k"] | None:
-        """Numbers of leaves modulo `LEAVES`, in which neighbours differ.
+        """The leaf of each coordinate, modulo `LEAVES`: neighbouring leaves differ.
 
         Args:
-          indices: Int32[k]: of coordinates, by default of all of them.
+          indices: Int32[k], coordinates; by default all of them.
 
         Returns:
-          Int8[k], or None if there is one leaf, or none.
+          Int8[k], or None with fewer than two leaves.
         """
         if self.leaf_count < 2:
             return None

@@ -14,41 +14,41 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
 _FIX = (
-    "Put a recipe in front of it, `optax.chain(sparsejax.exdyna(0.01), ...)`: the "
+    "Put a recipe before it, `optax.chain(sparsejax.exdyna(0.01), ...)`: the "
     "recipe takes local gradients and returns averaged updates. A transformation that "
     "belongs before the recipe, such as clipping or local momentum, runs on each "
     "worker's own gradient as `sparsejax.per_worker(...)`. Leaves that `optax.masked` "
-    "leaves out need a recipe, too: `optax.partition`, with `sparsejax.dense()` for "
+    "leaves out need a recipe too: `optax.partition`, with `sparsejax.dense()` for "
     "them. `sparsejax.rows(gradients)` "
     "gives all workers' rows, [w, ...]."
 )
 
 
 class LocalGradientError(ValueError):
-    """A local gradient met an operation that takes averaged ones."""
+    """A local gradient was passed to an operation for averaged gradients."""
 
 
 class _NoSuchAttribute(LocalGradientError, AttributeError):
-    """The same, where `hasattr` has to be False."""
+    """A `LocalGradientError` for which `hasattr` returns False."""
 
 
 class LocalGradient:
-    """One gradient leaf of all workers, for a recipe to take.
+    """One gradient leaf of all workers, the input of a recipe.
 
     It has the shape and dtype of its parameter, and holds one row for each worker. A
-    transformation that is not made for it would treat the rows as one gradient, so that
-    every operation but a product with a scalar raises. Not a pytree node: it lives
-    inside `jax.jit`, and cannot be returned from it or carried by a `scan`.
+    transformation that is not made for it would treat the rows as one gradient, so
+    every operation raises, except scaling by a number. It is not a pytree node:
+    `jax.jit` cannot return it, and `scan` cannot carry it.
 
     Attributes:
       rows: Float[w, ...], sharded over the workers' axis.
-      shape: of the parameter.
-      dtype: of the gradient.
+      shape: the shape of the parameter.
+      dtype: the dtype of the gradient.
     """
 
     __slots__ = ("dtype", "rows", "shape")
 
-    # numpy and jax ask the other operand first.
+    # numpy and jax try the operators of this class before their own.
     __array_priority__ = 1000
     __array_ufunc__ = None
     __hash__ = object.__hash__
@@ -67,7 +67,7 @@ class LocalGradient:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __repr__(self) -> str:
-        # Some transformations name a wrong argument in their own error.
+        # Some transformations print a wrong argument in their own error.
         return (
             f"<a local gradient of shape {self.shape}, not averaged over "
             f"{self.rows.shape[0]} workers yet. {_FIX}>"
@@ -91,12 +91,12 @@ class LocalGradient:
 
     @property
     def __jax_array__(self) -> Any:
-        # A property: `jax.jit` looks for the method without calling it, and would raise
-        # words of its own. Operators of jax arrays call it before `__rmul__` has a try.
+        # A property: `jax.jit` looks the method up without calling it, and would raise
+        # an error of its own. Operators of jax arrays call it before `__rmul__`.
         caller = sys._getframe(1)
         if caller.f_code.co_name.startswith("_operator_"):
             return lambda: NotImplemented
-        # `jnp.zeros_like`, with which optax freezes, asks for the type alone.
+        # `jnp.zeros_like`, with which optax freezes leaves, needs only the type.
         if _runs_in(caller, "full_like"):
             return None
         _refuse("a function of jax.numpy")
@@ -130,7 +130,7 @@ def _operator(name: str) -> Any:
     return refuse
 
 
-# Python looks operators up on the class, and not through `__getattr__`.
+# Python looks operators up on the class, not through `__getattr__`.
 _OPERATORS = (
     "add radd sub rsub rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul",
     "neg pos abs lt le gt ge eq ne and rand or ror xor rxor invert",
@@ -146,5 +146,5 @@ def is_local(leaf: Any) -> bool:
 
 
 def wrap(tree: Any) -> Any:
-    """Every leaf [w, ...] of `tree` as a `LocalGradient`."""
+    """Turns every leaf [w, ...] of `tree` into a `LocalGradient`."""
     return jax.tree.map(LocalGradient, tree)

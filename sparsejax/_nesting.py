@@ -22,35 +22,35 @@ _FIXES = {
         "`optax.chain(sparsejax.exdyna(...), optax.apply_if_finite(...))`."
     ),
     "conditionally_transform": (
-        "In skipped steps `optax.conditionally_transform` hands on the gradients as "
-        "they are, which differ between workers here. Wrap only the transformations "
-        "behind the recipe: `optax.chain(sparsejax.exdyna(...), "
+        "In skipped steps `optax.conditionally_transform` returns the gradients "
+        "unchanged, and they differ between workers here. Wrap only the "
+        "transformations after the recipe: `optax.chain(sparsejax.exdyna(...), "
         "optax.conditionally_transform(...))`."
     ),
     "conditionally_mask": (
         "In skipped steps `optax.conditionally_mask` drops the gradients, and the "
-        "exchange runs in a branch. Wrap only the transformations behind the recipe: "
+        "exchange runs in a branch. Wrap only the transformations after the recipe: "
         "`optax.chain(sparsejax.exdyna(...), optax.conditionally_mask(...))`."
     ),
     "sam": (
         "`optax.contrib.sam` updates both of its optimizers in each step and mixes "
-        "their states. Put the recipe in front: "
+        "their states. Put the recipe before it: "
         "`optax.chain(sparsejax.exdyna(...), optax.contrib.sam(...))`."
     ),
     "mechanize": (
-        "`optax.contrib.mechanize` reads the gradients itself, which differ between "
-        "workers here. Put the recipe in front: "
+        "`optax.contrib.mechanize` reads the gradients itself, and they differ between "
+        "workers here. Put the recipe before it: "
         "`optax.chain(sparsejax.exdyna(...), optax.contrib.mechanize(...))`."
     ),
     "tree_map_params": (
         "`optax.tree_map_params` calls `init` with a placeholder, and the state of a "
         "recipe belongs to one tree: its residual is a flat vector for each worker. "
-        "Map the state of the transformations behind the recipe, "
+        "Map the state of the transformations after the recipe, "
         "`optax.tree_map_params(optax.adam(1e-3), f, opt_state[1])`. "
         "`sparsejax.state_specs(opt_state)` gives the shardings of the whole state."
     ),
 }
-# Wrappers that are right, as long as they do not call `init` within an update.
+# Wrappers that work, as long as they do not call `init` within an update.
 _RESETS = {
     "lookahead.<locals>.update_fn": (
         "`optax.lookahead(..., reset_state=True)` would lose the residual at each "
@@ -63,7 +63,7 @@ def refuse_wrappers(caller: str) -> None:
     """Raises ValueError if an optax wrapper that is named above is calling.
 
     The wrappers pass state and gradients on unchanged, so the arguments of a
-    transformation do not reveal a wrapper. Their frames do.
+    transformation do not reveal a wrapper. The frames of the call do.
     """
     for frame in calling_frames():
         qualified = frame.f_code.co_qualname

@@ -60,7 +60,7 @@ def sparse_report(
 def counted_report(
     sent: Int[Array, ""], n: int, facts: tuple[Array, Array, Array], details=()
 ) -> Report:
-    """`sparse_report` of `sent` Int32[] distinct coordinates. Replicated."""
+    """The report of a step that delivered `sent` distinct coordinates. Replicated."""
     demand, threshold, dropped = facts
     density = sent.astype(jnp.float32) / max(n, 1)
     return Report(demand, sent, density, threshold, dropped, details)
@@ -102,8 +102,8 @@ def reports(opt_state: Any) -> dict[str, Report]:
 def _of_all_shards(state: ShardedState) -> Report:
     """One report of all groups and shards of the parameters.
 
-    Counts are sums over shards, a worker's threshold is the least of its shards, and
-    the details are those of each group, with a leading axis for its shards.
+    Counts are sums over shards, and a worker's threshold is the least of its shards.
+    `details` has an entry for each group, with a leading axis for its shards.
     """
     parts = {name: reports(group) for name, group in state.groups.items()}
     each = {name: next(iter(found.values())) for name, found in parts.items()}
@@ -135,7 +135,7 @@ def _total(each: list[Report], n: int) -> Report:
 
 
 def _report_of(node: Any) -> Report | None:
-    """The `Report` that a node of a state is, also as a dict; None for other nodes."""
+    """`node` as a `Report`, if it is one or a dict with its fields; otherwise None."""
     if isinstance(node, Report):
         return node
     fields = [name for name in Report._fields if name != "details"]
@@ -159,7 +159,7 @@ def _unboxed(report: Report) -> Report:
 def log_row(report: Report) -> dict[str, float]:
     """Returns a flat row of plain floats for any logger: means, extremes and counts.
 
-    Fetches the report to the host, and so waits for the step: do not call this in every
+    Fetches the report to the host, and so waits for the step: do not call it in every
     step.
 
     Args:

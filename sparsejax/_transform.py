@@ -57,7 +57,7 @@ class SparsifyState(NamedTuple):
 
 
 class SparsifyTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation of `sparsify`, which knows its parts.
+    """A transformation made by `sparsify`, with its parts.
 
     Attributes:
       parts: the method.
@@ -120,10 +120,10 @@ def sparsify(
       memory: keeps the other values for the next step.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       nonfinite: "drop": a worker whose gradient is not finite, or so large that its sum
-        is not, adds none of it in that step, the mean still divides by the number of
-        workers, and `report.dropped` says who it was. "propagate": the whole update
-        of that step is NaN and all residuals keep their values. Either way what is
-        accumulated is cut at `jnp.finfo(dtype).max / (2 w)`, so that no sum over the w
+        is not, adds none of it in that step. The mean still divides by the number of
+        workers, and `report.dropped` marks the worker. "propagate": the whole update
+        of that step is NaN and all residuals keep their values. With both, accumulated
+        values are clipped to `jnp.finfo(dtype).max / (2 w)`, so that no sum over the w
         workers overflows.
 
     Returns:
@@ -196,20 +196,20 @@ def _check_pair(sparsifier: Sparsifier, exchange: Exchange) -> None:
     if sparsifier.support not in exchange.accepts:
         raise ValueError(
             f"exchange: `{exchange.name}` cannot deliver {sparsifier.support} choices, "
-            f"only {' or '.join(sorted(exchange.accepts))} ones. Pick an exchange that "
+            f"only {' or '.join(sorted(exchange.accepts))} ones. Use an exchange that "
             f"accepts this sparsifier."
         )
     missing = sorted(sparsifier.reads - exchange.tells)
     if missing:
         raise ValueError(
-            f"exchange: this sparsifier reads {', '.join(map(repr, missing))} in the "
-            f"details of the report, which `{exchange.name}` does not tell. Pick an "
-            f"exchange that tells it, such as `sparsejax.exchanges.union()`."
+            f"exchange: this sparsifier reads {', '.join(map(repr, missing))} in "
+            f"`report.details`, which `{exchange.name}` does not report. Use an "
+            f"exchange that does, such as `sparsejax.exchanges.union()`."
         )
 
 
 def _first_state(parts: _Parts, layout: Layout, worker_count: int) -> SparsifyState:
-    """One worker's state before the first step, markers without their axis."""
+    """One worker's first state; marked leaves have no leading axis yet."""
     details = parts.exchange.details(layout, worker_count)
     return SparsifyState(
         step=jnp.zeros((), jnp.int32),
@@ -229,7 +229,7 @@ def _adapt(parts: _Parts, state: Any, report: Report, step: Step) -> Any:
     seen = without_gaps(report, report.details.present)
     then = dataclasses.replace(step, index=step.index - lag)
     adapted = parts.sparsifier.adapt(state, seen, then)
-    # The first reports are of no step.
+    # Before step `lag`, the report belongs to no step.
     begun = step.index >= lag
     return jax.tree.map(lambda a, b: jnp.where(begun, a, b), adapted, state)
 
@@ -255,7 +255,7 @@ def _propagate(
         del who
         return _one_step(parts, gradient, kept, layout, False, present)
 
-    # The gradient of a worker that is absent does not matter.
+    # An absent worker's gradient does not matter.
     here = True if present is None else present
     who = workers.gather(gradient.broken & here)
     return workers.cond(jnp.any(who), poisoned, healthy, who)
@@ -273,16 +273,16 @@ def _one_step(
 
     Args:
       parts: the method.
-      gradient: this worker's.
+      gradient: this worker's gradient.
       state: per worker; the residual as it is stored, [1, n], so that the accumulated
-        vector can take its place.
-      layout: of the vector.
+        vector can overwrite it.
+      layout: the layout of the vector.
       skip: Bool[], per worker: whether the gradient is left out.
       present: Bool[], per worker: whether this worker takes part; None if all do.
     """
     if present is not None:
         skip = skip | ~present
-    # Then sums over the workers stay finite, and so do the roundings of them.
+    # With this bound, sums over the workers stay finite, and so do their roundings.
     bound = float(jnp.finfo(layout.dtype).max) / (2 * parts.workers.count())
     step = Step(
         state.step,
@@ -302,7 +302,7 @@ def _one_step(
     exchange, arrived = parts.exchange, state.exchange
     if exchange.receive is not None:
         vector, arrived = exchange.receive(vector, arrived, step)
-    # A late exchange may have added rounding errors to what an absent worker keeps.
+    # A late exchange may have added rounding errors to an absent worker's vector.
     shown = vector if present is None else jnp.where(present, vector, 0)
     choice, chosen = parts.sparsifier.select(shown, state.sparsifier, step)
     delivery, exchanged = exchange.apply(shown, choice, arrived, step)

@@ -1,8 +1,9 @@
-"""One rule: axis bound, this worker's view; not bound, everybody's view.
+"""The two views of an `update`: one worker's, and everybody's.
 
-In everybody's view values that differ per worker have a leading axis [w], sharded over
-the workers' axis. An update there opens a `jax.shard_map` over all axes of the mesh,
-so that each device works on the shards that it holds.
+Where the workers' axis is bound, values are one worker's. Where it is not, values that
+differ per worker have a leading axis [w], sharded over the workers' axis. There an
+update opens a `jax.shard_map` over all axes of the mesh, so that each device works on
+the shards that it holds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Update = Callable[..., tuple[Any, Any]]
 
 
 def two_views(update: Update, workers: Workers) -> Update:
-    """`update` of this worker's view, which exchanges, for both views.
+    """Makes an `update` that exchanges, written for one worker, work in both views.
 
     Where some parameters are sharded, each group of leaves is updated by itself.
 
@@ -72,10 +73,10 @@ def two_views(update: Update, workers: Workers) -> Update:
 
 
 def over_rows(update: Update, workers: Workers) -> Update:
-    """`update` of one worker's gradient, which does not exchange, for both views.
+    """Makes an `update` that does not exchange work in both views.
 
-    Where the axis is not bound it is mapped over the workers' rows, and the compiler
-    keeps gradients and states sharded over all other axes as they are.
+    Where the axis is not bound, `update` is mapped over the workers' rows, and the
+    compiler keeps gradients and states sharded over all other axes as before.
 
     Args:
       update: `(updates, state, params, **extra) -> (updates, state)`; states [1, ...]
@@ -99,7 +100,7 @@ def over_rows(update: Update, workers: Workers) -> Update:
 
 
 def _without_unit_axes(rows: Any, workers: Workers) -> Any:
-    """Rows without axes of size 1 in their type, which the state does not name."""
+    """Rows without axes of size 1 in their type: the state does not name such axes."""
     spec, sizes = workers.explicit_spec(rows), mesh_axis_sizes()
     unit = {a for a in spec_axes(spec[1:] if spec else ()) if sizes[a] == 1}
     if not unit:
@@ -135,10 +136,10 @@ def _rows(updates: Any, workers: Workers) -> Any:
             f"plain `jax.jit` the compiler averages the gradients of `jax.grad` before "
             f"any transformation sees them: differentiate with "
             f"`sparsejax.value_and_grad(loss_fn)(params, batch)`. If it is zero since "
-            f"the parameter is frozen by a transformation in front of the recipe, put "
+            f"the parameter is frozen by a transformation before the recipe, put "
             f"the recipe into `optax.partition`, with `optax.set_to_zero()` for frozen "
-            f"parameters. If another recipe stands in front, it has averaged the "
-            f"gradient already: one recipe for each parameter."
+            f"parameters. If another recipe comes before this one, it has averaged the "
+            f"gradient already: use one recipe for each parameter."
         )
 
     return jax.tree_util.tree_map_with_path(
@@ -163,7 +164,7 @@ def _check_workers(state: Any, workers: Workers) -> None:
 
 
 def _param_specs(rows: Any, state: Any) -> Any:
-    """How each parameter is sharded over other axes, as `init` noted it."""
+    """How each parameter is sharded over other axes, as recorded by `init`."""
     if not isinstance(state, groups.ShardedState):
         return jax.tree.map(lambda _: P(), rows)
     known = state.sharding.specs()

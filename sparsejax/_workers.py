@@ -38,12 +38,13 @@ def alone() -> Iterator[None]:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The mesh axes over which the type of `x` says that it differs.
+    """The mesh axes over which `x` differs, according to its type.
 
-    Empty where types carry no such fact: outside `shard_map`, with `check_vma=False`,
+    Empty where types do not contain them: outside `shard_map`, with `check_vma=False`,
     and under `vmap`.
     """
-    if isinstance(x, jax.ShapeDtypeStruct):  # Its `typeof` fails beside automatic axes.
+    # `jax.typeof` of a struct fails on meshes with automatic axes.
+    if isinstance(x, jax.ShapeDtypeStruct):
         return frozenset(getattr(x.manual_axis_type, "varying", ()))
     return frozenset(jax.typeof(x).mat.varying)
 
@@ -58,7 +59,7 @@ def vary_like(x: Any, reference: Any) -> Any:
 
 
 def settle_axes(tree: Any, known: frozenset[str]) -> Any:
-    """Types every leaf as equal along axes of one device, save those that are `known`.
+    """Types every leaf as equal along axes of one device, except the `known` axes.
 
     Nothing differs along such an axis, but a specification may name it, so that one
     configuration serves all meshes.
@@ -156,7 +157,7 @@ class Workers:
                     f"`TrainState(step=0, ..., opt_state=...)`, and replicate it. Or "
                     f"call `tx.init` inside `jax.shard_map`, or use "
                     f"`sparsejax.simulate` on one device. If the workers' axis has "
-                    f"another name, say so to both sides: `axis_name=` of the recipe, "
+                    f"another name, pass it to both sides: `axis_name=` of the recipe, "
                     f"and of `simulate`, `wire_bytes` and the like."
                 )
             raise NameError(
@@ -168,7 +169,7 @@ class Workers:
             )
 
     def explicit_spec(self, x: Any) -> Any:
-        """The `PartitionSpec` that the type of `x` tells; None on automatic axes."""
+        """The `PartitionSpec` in the type of `x`; None on automatic axes."""
         sharding = getattr(jax.typeof(x), "sharding", None)
         if sharding is None:
             return None
@@ -180,7 +181,7 @@ class Workers:
         return sharding.spec if explicit else None
 
     def spread(self, x: Any) -> Any:
-        """`x` [w, ...], on explicit axes sharded over the workers along its first."""
+        """`x` [w, ...]; on explicit axes its first axis is sharded over the workers."""
         spec = self.explicit_spec(x)
         if spec is None or set(self.axes) <= sharded_axes(x):
             return x
@@ -195,15 +196,15 @@ class Workers:
         return jax.lax.axis_index(self.axis_name)
 
     def typed(self) -> bool:
-        """Whether types tell here which values vary over the axis.
+        """Whether types show here which values vary over the axis.
 
-        Not so with `check_vma=False` and under `vmap`, where everything is typed
+        With `check_vma=False` and under `vmap` they do not: everything is typed
         replicated.
         """
         return set(self.axes) <= varying_axes(self.index())
 
     def is_local(self, x: Any) -> bool:
-        """Whether `x` is typed as differing between workers. Only where `typed()`."""
+        """Whether `x` is typed as differing between workers. Valid if `typed()`."""
         return set(self.axes) <= varying_axes(x)
 
     def localize(self, tree: Any) -> Any:
@@ -291,8 +292,8 @@ class Workers:
                 f"`workers.any(predicate)`."
             )
 
-        # The results of one branch may vary over axes over which a constant of the
-        # other one does not, such as the shards of a model.
+        # A result of one branch may vary over an axis, such as the shards of a model,
+        # over which a constant of the other branch does not vary.
         results = jax.eval_shape(lambda *x: (if_true(*x), if_false(*x)), *operands)
         axes = jax.tree.map(lambda a, b: varying_axes(a) | varying_axes(b), *results)
 
@@ -307,8 +308,8 @@ class Workers:
 def sharded_axes(x: Any) -> frozenset[str]:
     """The mesh axes over which an array is sharded, as far as that is known.
 
-    A type tells it for explicit axes, a concrete array outside `jax.jit` for all.
-    Traced values do not know it for automatic axes.
+    The type shows explicit axes; a concrete array outside `jax.jit` shows all axes.
+    For traced values, automatic axes are unknown.
     """
     concrete = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     sharding = x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)

@@ -6,8 +6,8 @@ still read it, and fusion recomputes a value in each kernel that reads the value
 barriers against both have names here that say the intent.
 
 Once jax 0.10 is no longer supported, delete `barriers_are_dropped`,
-`barriers_merge_types` and `explicit_shards_are_gathered` with the branches that ask
-them; and the version in `top_k_may_be_unstable` once 0.11.0 is not.
+`barriers_merge_types` and `explicit_shards_are_gathered` with the branches that call
+them. Once 0.11.0 is no longer supported, delete the version in `top_k_may_be_unstable`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar(
 
 
 def on_cpu() -> bool:
-    """Whether programs are traced for the CPU. Where forms differ, this decides.
+    """Whether programs are traced for the CPU. Chooses between the forms of a program.
 
     A loop whose trip count is known at run time only is cheap on a CPU. An accelerator
     waits for the host in every turn of such a loop, so its forms have none.
@@ -40,7 +40,7 @@ def on_cpu() -> bool:
 
 @contextlib.contextmanager
 def traced_for(platform: str) -> Iterator[None]:
-    """Traces the forms of another platform, such as "gpu", than the one that is here.
+    """Traces the forms of another platform, such as "gpu", in this context.
 
     For compilation without the device, and for tests of all forms on a CPU. A function
     that `jax.jit` has traced before keeps the form of that trace.
@@ -65,7 +65,7 @@ def barriers_merge_types() -> bool:
 def explicit_shards_are_gathered() -> bool:
     """Whether a `shard_map` over some axes gathers operands whole: before jax 0.11.
 
-    Operands that are sharded over another, explicit axis of the mesh.
+    It concerns operands that are sharded over another, explicit axis of the mesh.
     """
     return jax.__version_info__ < (0, 11)
 
@@ -73,14 +73,14 @@ def explicit_shards_are_gathered() -> bool:
 def top_k_may_be_unstable() -> bool:
     """Whether to pass `is_stable=False` to `jax.lax.top_k`: on accelerators.
 
-    One radix selection is enough then for a GPU, which sorts everything for the stable
-    form. The argument exists from jax 0.11.1 on.
+    With it a GPU needs one radix selection; for the stable form it sorts everything.
+    The argument exists from jax 0.11.1 on.
     """
     return jax.__version_info__ >= (0, 11, 1) and not on_cpu()
 
 
 def computed_once(x: Any) -> Any:
-    """`x`, behind a barrier: fusion would recompute `x` in each kernel with `x`."""
+    """`x` with a barrier: fusion would recompute it in each kernel that reads it."""
     return jax.lax.optimization_barrier(x)
 
 
@@ -123,8 +123,8 @@ def values_at(
     """The values of `vector` at `indices`; 0 for indices out of range.
 
     A CPU keeps several loads under way only in a short loop. With the computation of
-    the indices fused in, the loop takes four times as long; XLA fuses them in all the
-    same where `barriers_are_dropped`.
+    the indices fused in, the loop takes four times as long; XLA fuses them in anyway
+    where `barriers_are_dropped`.
     """
     if on_cpu():
         indices = computed_once(indices)
@@ -147,9 +147,9 @@ def insert(
 
 
 def always_compiled(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun`, compiled also under `jax.disable_jit`.
+    """`fun`, compiled even under `jax.disable_jit`.
 
-    There a step of a loss can be looked at, while the hundreds of small operations of
+    That mode is for looking at a loss step by step. The hundreds of small operations of
     an exchange, each on every device, would take a minute.
     """
 

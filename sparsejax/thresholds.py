@@ -43,7 +43,7 @@ _UNKNOWN = _TINY - 1  # A lower end at which no pass has counted yet.
 _INFINITY = int(np.float32(np.inf).view(np.int32))
 _UNIT = 2**23 / math.log(2)  # Bit patterns per unit of the natural logarithm.
 
-# Thresholds per pass are 4. On one CPU core a pass with 4, 8 or 16 thresholds costs
+# A pass counts at 4 thresholds. On one CPU core a pass with 4, 8 or 16 thresholds costs
 # 1.3, 1.8 or 3.2 times as much as one with a single threshold: several cheap passes
 # narrow a range down faster than an expensive one.
 # Thresholds of the first pass, as log ratios to the expected threshold. From one to the
@@ -129,10 +129,10 @@ def quota(slack: float = 0.25) -> ThresholdRule:
     that the last step's count suggests, the next ones between the two thresholds that
     bracket the quota. If more coordinates than the quota reach `t`, the sparsifier
     leaves some for later steps, evenly over the part. If ties leave no such `t`, the
-    rule takes the highest threshold that at least `quota` coordinates reach. If the
-    part has fewer non-zeros than its quota, the rule takes the least normal number,
+    rule uses the highest threshold that at least `quota` coordinates reach. If the
+    part has fewer non-zeros than its quota, the rule uses the least normal number,
     since zeros are never selected. A quota of 0 selects nothing, and a quota of the
-    part's size selects everything; both take no pass.
+    part's size selects everything; both need no pass.
 
     On accelerators there are always three passes at 32 thresholds each, over a sample
     of a large part. The slack is a target there: if the sample misleads, more
@@ -144,7 +144,7 @@ def quota(slack: float = 0.25) -> ThresholdRule:
 
     Args:
       slack: the largest excess of the count over the quota, as a fraction of the quota.
-        Less slack takes more passes over the part. No promise on accelerators.
+        Less slack needs more passes over the part. Not guaranteed on accelerators.
 
     Returns:
       A `ThresholdRule`.
@@ -247,14 +247,17 @@ def _anywhere(number: int) -> Int[Array, " T"]:
 def _first_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
     """Bit patterns Int32[T], ascending, of the first pass. Per worker.
 
-    They lie around the hint, or over all exponents if the hint is unknown.
+    They surround the hint, or cover all exponents if the hint is unknown.
     """
     around = _around(hint, _OFFSETS)
     return jnp.where(hint > 0, around, _anywhere(len(_OFFSETS)))
 
 
 def _wide_rungs(hint: Float[Array, ""]) -> Int[Array, " T"]:
-    """`_first_rungs` for accelerators: in both places, so they do not ascend."""
+    """Bit patterns Int32[T] of the first pass on accelerators. Per worker.
+
+    They surround the hint and cover all exponents, so they do not ascend.
+    """
     few = len(_WIDE_OFFSETS)
     return jnp.concatenate([_around(hint, _WIDE_OFFSETS), _anywhere(_WIDE_RUNGS - few)])
 
@@ -266,5 +269,5 @@ def _rungs_between(
     step = jnp.maximum(jax.lax.div(high - low, jnp.int32(number + 1)), 1)
     order = jnp.arange(1, number + 1, dtype=jnp.int32)
     rungs = jnp.minimum(low + step * order, high - 1)
-    # One count at the least normal number tells whether the part has enough non-zeros.
+    # A count at the least normal number shows whether the part has enough non-zeros.
     return jnp.where((low == _UNKNOWN) & (order == 1), _TINY, rungs)

@@ -51,13 +51,13 @@ def _row(
     """A row of a recipe.
 
     Args:
-      name: of the recipe in `TABLE`.
+      name: the name of the recipe in `TABLE`.
       variant: distinguishes further rows of the recipe.
       exact: whether some arguments give the dense mean.
       dense: those arguments, if not density 1.
       memory: overrides the entry of `TABLE`.
       loses: likewise.
-      **arguments: of the recipe; the density is 0.05 by default.
+      **arguments: arguments of the recipe; the density is 0.05 by default.
     """
     row = TABLE[name]
     if row.density is not None:
@@ -130,9 +130,9 @@ RECIPES = tuple(
     case for case in CASES if not any(case.name.startswith(f"{c.name}_") for c in CASES)
 )
 
-# Plain `jax.jit` runs the program of the `shard_map` loop, text for text and for every
-# recipe (`test_jit.py`). So the numbers of that view are checked for three exchanges
-# alone: a union, pairs, a ring of signs.
+# With every recipe, plain `jax.jit` runs the program of the `shard_map` loop, text for
+# text (`test_jit.py`). So the numbers under plain `jax.jit` are checked for only three
+# exchanges: a union, pairs and a ring of signs.
 PLAIN = tuple(case for case in RECIPES if case.name in ("exdyna", "topk", "marsit"))
 
 
@@ -142,7 +142,7 @@ def parametrize(cases: Iterable[Case] = CASES):
 
 
 def param(case: Case, *others, marks=()):
-    """A `pytest.param` of a case, and of other arguments."""
+    """A `pytest.param` of a case and other arguments."""
     name = "-".join([case.name, *(getattr(o, "__name__", str(o)) for o in others)])
     marks = (pytest.mark.xdist_group(case.name), *marks)
     return pytest.param(case, *others, id=name, marks=marks)

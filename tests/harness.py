@@ -29,7 +29,7 @@ def gradients(step, workers=WORKERS, params=None, dtype=None, seed=0):
 
 
 def trainer(tx, params=None, *, view="shard_map", mesh=None, check_vma=True):
-    """The step of `tx` on devices; equal arguments share what is compiled."""
+    """The step of `tx` on devices; equal arguments share the compiled step."""
     params = PARAMS if params is None else params
     return _programs.trainer(
         tx, params, WORKERS, view=view, mesh=mesh, check_vma=check_vma
@@ -44,7 +44,7 @@ def run(tx, steps, *, params=None, stream=gradients, **options):
 
 
 def run_simulated(tx, steps, *, params=None, workers=WORKERS, stream=gradients):
-    """The same under `sparsejax.simulate`."""
+    """Yields the same as `run`, under `sparsejax.simulate`."""
     params = PARAMS if params is None else params
     return _programs.run(tx, steps, params, workers, stream=stream, view="simulate")
 

@@ -1,4 +1,4 @@
-"""A small model trained under plain `jax.jit`, and the `jax.shard_map` loop of it."""
+"""A small model trained under plain `jax.jit`, and in a `jax.shard_map` loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import sparsejax
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 
-# jax gathers shards on explicit axes whole, see `sparsejax._xla`.
+# Before 0.11 jax gathers shards on explicit axes whole, see `sparsejax._xla`.
 OLD = jax.__version_info__ < (0, 11)
 
 SHAPES = {"w": (6, 8), "v": (8, 4), "b": (8,)}
@@ -88,7 +88,7 @@ def loss_fn(params, batch):
 
 
 def explicit_loss_fn(params, batch):
-    """The same where types say how products are sharded."""
+    """The loss of `loss_fn`, where types must show how products are sharded."""
     hidden = jnp.tanh(batch["x"] @ params["w"] + params["b"][None])
     out = jnp.matmul(hidden, params["v"], out_sharding=P())
     return jnp.mean((out - batch["y"]) ** 2)
@@ -103,7 +103,7 @@ class Loop(NamedTuple):
     setting: Setting
 
     def train(self, steps, start=None):
-        """`(params, state)` after some steps, of `start` or from the beginning."""
+        """`(params, state)` after some steps, from `start` or the beginning."""
         first, params, state = start or (0, self.params, self.state)
         with jax.set_mesh(self.setting.mesh):
             for t in range(first, first + steps):
@@ -113,7 +113,7 @@ class Loop(NamedTuple):
 
 
 def jit_loop(tx, at, loss=None, **options):
-    """As a user writes it: no `shard_map`, no specs."""
+    """The loop as a user writes it: no `shard_map`, no specs."""
     sharded = any(at.specs.values())
     loss = loss or (explicit_loss_fn if sharded and at.explicit else loss_fn)
     differentiate = sparsejax.value_and_grad(loss, axis_name=at.axis_name, **options)
@@ -163,7 +163,7 @@ def manual_loop(tx, at, loss=None, check_vma=True):
 
 
 def program(update, *args):
-    """What a device computes in the `shard_map` of `update`, as jax lowers it."""
+    """The program of a device in the `shard_map` of `update`, as jax lowers it."""
     text = jax.jit(update).lower(*args).as_text()
     body = re.search(r"sdy\.manual_computation.*sdy\.return[^\n]*", text, re.DOTALL)
     names = {}

@@ -50,7 +50,7 @@ def train(step, mesh, params, state, specs, batch_axes, steps=4, **options):
             **options,
         )
     )
-    # Placed, so that the first call compiles for the same shardings as the second.
+    # Arrays are placed: the first step compiles for the shardings of later steps.
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out)
     params, state = jax.device_put((params, state), shardings)
     for t in range(steps):
@@ -82,6 +82,6 @@ def assert_close(mine, theirs):
     np.testing.assert_allclose(flat(mine), flat(theirs), rtol=1e-5, atol=1e-6)
 
 
-@functools.cache  # Tests share what is compiled for it.
+@functools.cache  # Tests share its compiled programs.
 def make_tx(axis_name):
     return optax.chain(sparsejax.exdyna(0.1, axis_name=axis_name), optax.sgd(0.5))

@@ -86,11 +86,11 @@ def running(
     `JAX_PROCESS_ID`, as in the README.
 
     Args:
-      *arguments: of Python: `"-m"` and a module, or `"-c"` and a text, and more.
+      *arguments: for Python: `"-m"` and a module, or `"-c"` and a text, and more.
       processes: the number of processes.
       devices: virtual devices of each process.
       timeout: seconds after which all processes are killed, so no test waits for their
-        output for ever.
+        output forever.
     """
     environment = quick.environment(devices)
     if processes > 1:

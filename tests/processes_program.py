@@ -56,7 +56,7 @@ def train(step, mesh, params, state, steps, first=0):
 
 
 def simulate(tx, workers, params, state, steps):
-    """The same on one device, from numpy arrays."""
+    """Trains like `train`, but on one device, from numpy arrays."""
     tx = sparsejax.simulate(tx, workers=workers)
 
     @jax.jit

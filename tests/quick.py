@@ -1,4 +1,4 @@
-"""How tests compile: quickly, since programs are many and run for moments.
+"""How tests compile: fast, since programs are many and run only briefly.
 
 This module is imported before jax, which reads the flags once.
 """
@@ -12,7 +12,7 @@ from tests.pages import ROOT
 
 
 def _emitters() -> dict[str, str]:
-    """Kernels are written by XLA's older emitters, in a third of the time.
+    """Selects XLA's older emitters, which write kernels in a third of the time.
 
     The newer ones run MLIR for each kernel. The older ones contract products and sums
     into instructions that round once, so that steps written in two ways differ: AVX has
@@ -25,15 +25,15 @@ def _emitters() -> dict[str, str]:
     return {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_max_isa": "AVX"}
 
 
-# Options for a program whose instructions are read: the older emitters write a scatter
-# as a loop.
+# Options for a program whose instructions a test reads: the older emitters write a
+# scatter as a loop.
 NEWER_EMITTERS = {"xla_cpu_use_fusion_emitters": True} if _emitters() else {}
 
 
 def flags(devices: int | None = 8, given: str = "") -> str:
     """The value of `XLA_FLAGS`.
 
-    What XLA does to a program as a whole, and so its collectives, stays the same.
+    XLA's passes over a whole program stay the same, and so do its collectives.
 
     Args:
       devices: the number of virtual devices; None leaves the number to the program.
@@ -41,7 +41,7 @@ def flags(devices: int | None = 8, given: str = "") -> str:
     """
     ours = {
         "xla_backend_optimization_level": "0",
-        # One module for all kernels of a program: with jax 0.10 a fifth less to do.
+        # One module for all kernels of a program: with jax 0.10 a fifth less work.
         "xla_cpu_parallel_codegen_split_count": "1",
         **_emitters(),
     }
@@ -54,7 +54,8 @@ def flags(devices: int | None = 8, given: str = "") -> str:
 def kept_programs() -> dict[str, str]:
     """The variables with which jax keeps compiled programs, in `.jax_cache`.
 
-    Processes of one run compile many programs alike, and the next run nearly all.
+    The processes of one run compile many of the same programs, and the next run
+    compiles nearly all of them again.
     """
     return {
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-# Steps of the recordings, and how many of them the first tier of tests follows.
+# Steps of the recordings, and the number of them that the first tier follows.
 STEPS, FIRST_STEPS = 400, 100
 
 
@@ -193,7 +193,7 @@ def even_bounds(n, w):
 
 
 def quotas_of(t, n, target, w):
-    """The target in `w` nearly equal shares, the larger ones in turn."""
+    """Splits the target into `w` nearly equal shares; the larger shares rotate."""
     quotas = np.full(w, target // w)
     # The turn changes every `w` steps. Near density 1 only longer parts hold one more.
     holders = max(1, n % w) if target // w == n // w else w

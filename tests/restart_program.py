@@ -32,7 +32,7 @@ import sparsejax
 SAVE_EVERY = 5
 SIZE = 48
 BATCH = 24 * 8  # divisible by 8, 4 and 6
-LOCAL_STEPS = 2  # of a round
+LOCAL_STEPS = 2  # in each round
 
 
 def connect(**options):
@@ -54,7 +54,7 @@ def make_tx():
 
 
 def make_rounds():
-    """In the place of a transformation; the schedule ends after 15 rounds."""
+    """Rounds, instead of a transformation; the schedule ends after 15 of them."""
     outer = sparsejax.delayed(sparsejax.sparseloco(0.1, chunk=64))
     return sparsejax.rounds(
         loss_of,
@@ -82,7 +82,7 @@ def start(tx, mesh):
     """Parameters and state before the first step."""
     params = jax.device_put(make_params(), NamedSharding(mesh, P()))
     state = sparsejax.init(tx, params, mesh)
-    # Placed arrays: the first step compiles for the shardings of later steps.
+    # Arrays are placed: the first step compiles for the shardings of later steps.
     state = jax.tree.map(
         lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
         state, sparsejax.state_specs(state),
@@ -91,7 +91,7 @@ def start(tx, mesh):
 
 
 def batches_of(t):
-    """Of round t, [H, BATCH, SIZE]."""
+    """The batches of round t, [H, BATCH, SIZE]."""
     first = t * LOCAL_STEPS
     return np.stack([batch_of(s) for s in range(first, first + LOCAL_STEPS)])
 
@@ -165,7 +165,7 @@ def restore(checkpointer, path, tx, params, mesh):
         state = sparsejax.init(tx, params, mesh)
         target = jax.tree.map(abstract, (params, state))
         return checkpointer.restore(path / "tree", target), None
-    # Another number of workers: the old rows as numpy arrays on the host.
+    # Another number of workers: restores the old rows as numpy arrays on the host.
     old_mesh = jax.sharding.AbstractMesh((saved,), ("data",))
     params = jax.eval_shape(make_params)
     with jax.sharding.use_abstract_mesh(old_mesh):

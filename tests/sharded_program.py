@@ -59,7 +59,7 @@ def setting(devices):
 
 
 def local(x):
-    """All of an array that this process holds, the rest as zeros."""
+    """The part of an array that this process holds, and zeros elsewhere."""
     whole = np.zeros(x.shape, x.dtype)
     for shard in x.addressable_shards:
         whole[shard.index] = shard.data
@@ -67,7 +67,7 @@ def local(x):
 
 
 def result(name, at, directory=None):
-    """What the processes have to agree on; with a directory, saved and restored too."""
+    """The common results of all processes; with a directory, restored ones too."""
     tx = optax.chain(RECIPES[name](), optax.sgd(0.1))
     loop, dropped = jit_loop(tx, at), []
     now = (loop.params, loop.state)

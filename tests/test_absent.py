@@ -1,4 +1,4 @@
-"""Workers that are absent from a step: they add nothing, and keep what they have."""
+"""Workers that are absent from a step: they add nothing, and keep their residuals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ W, STEPS = 4, 12
 
 
 def present(t):
-    """Nobody in step 3, worker 0 alone in step 5, and otherwise anybody."""
+    """Nobody in step 3, worker 0 alone in step 5, and otherwise a random choice."""
     if t in (3, 5):
         return np.arange(W) == (0 if t == 5 else W)
     return np.random.default_rng([11, t]).random(W) < 0.6
@@ -35,7 +35,7 @@ FEW_BITS = sparsejax.exdyna(0.05, value_bits=4)
 MADE = {case.name: case.make() for case in ABSTAINING} | {"exdyna_4_bits": FEW_BITS}
 
 
-# The first tier takes one pair of recipes, so that tests share what they compile.
+# The first tier runs one pair of recipes, so that tests share compiled programs.
 each = pytest.mark.parametrize(
     "name",
     [
@@ -82,7 +82,7 @@ def test_an_absent_worker_keeps_its_residual(name):
     for here, _, update, kept, _ in rows(name):
         if not here.any():
             np.testing.assert_array_equal(update, 0)
-        # With few bits an absent worker averages for others, and keeps those errors.
+        # With few bits an absent worker averages for others, and keeps the errors.
         if before is not None and name != "exdyna_4_bits":
             np.testing.assert_array_equal(kept[~here], before[~here])
         before = kept
@@ -92,7 +92,7 @@ def test_an_absent_worker_keeps_its_residual(name):
     "name", ["exdyna", pytest.param("micro", marks=pytest.mark.second_tier)]
 )
 def test_parts_of_absent_workers_wait(name):
-    """K* falls to the share of those present, and the thresholds stay."""
+    """Only the present workers' share of K* is sent, and the thresholds stay."""
     for here, _, _, _, report in rows(name):
         target = 0.05 * sum(p.size for p in jax.tree.leaves(PARAMS))
         # Each present worker sends the quota of its part, a whole number.
@@ -178,7 +178,7 @@ def test_a_round_without_a_worker():
     batches = np.random.default_rng(0).normal(size=(W, 2, 3, 6)).astype(np.float32)
     here = np.arange(W) != 1
     alone = sparsejax.simulate(training, workers=W)
-    batches[1] = np.nan  # of no influence, on the loss neither
+    batches[1] = np.nan  # must change neither the updates nor the loss
     params, state, losses = alone.step(
         jnp.zeros(6), alone.init(jnp.zeros(6)), batches, present=here
     )
@@ -206,7 +206,7 @@ def test_a_round_without_a_worker():
     ],
 )
 def test_wrong_calls_name_the_fix(tx, here, error, message):
-    """Simulated, and on devices, where `marsit` is refused inside."""
+    """Under `simulate`, on devices, and for wrong arrays in rounds too."""
     params, mesh = jnp.zeros(4), mesh_of(2)
     simulated = sparsejax.simulate(tx, workers=2)
     with pytest.raises(error, match=message):
@@ -224,8 +224,8 @@ def test_wrong_calls_name_the_fix(tx, here, error, message):
 
 
 def test_lists_and_python_bools_are_booleans():
-    """`~True` is -2: not where an array is expected."""
-    # A recipe that compiles quickly: four programs differ in `present` alone.
+    """`~True` is -2, so a Python bool must become an array first."""
+    # A recipe that compiles fast: four programs differ only in `present`.
     tx, mesh, params = sparsejax.random_k(0.5), mesh_of(2), jnp.zeros(4)
     rows = jnp.arange(8.0).reshape(2, 4)
     simulated = sparsejax.simulate(tx, workers=2)

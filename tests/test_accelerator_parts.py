@@ -1,4 +1,4 @@
-"""What only programs for accelerators are made of: samples, rungs, pieces and scans."""
+"""Samples, rungs, pieces and scans, which only programs for accelerators use."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def rungs_of(x, quota):
 
 @pytest.mark.parametrize("quota", [0, 1, 500, 50_000])
 def test_a_sample_finds_a_little_more_than_the_quota(quota):
-    """And a zero is selected only if everything is."""
+    """A zero is selected only if everything is."""
     rng = np.random.default_rng(0)
     x = (rng.laplace(size=50_000) * (rng.random(50_000) < 0.6)).astype(np.float32)
     found = np.asarray(rungs_of(x, np.int32(quota)))
@@ -162,7 +162,7 @@ def test_a_sample_finds_a_little_more_than_the_quota(quota):
     ],
 )
 def test_samples_keep_density_and_mass(name, monkeypatch):
-    """Of vectors that are longer than their samples."""
+    """The vectors are longer than their samples."""
     monkeypatch.setattr(_rungs, "_LEAST", 512)
     monkeypatch.setattr(_rungs, "_ABOVE", 16)
     monkeypatch.setattr(_layerwise, "_SAMPLE", 2048)

@@ -28,7 +28,7 @@ def test_wire_bytes_asks_for_one_number_per_axis():
 
 def test_wire_bytes_whatever_mesh_is_set():
     expected = sparsejax.wire_bytes(sparsejax.exdyna(0.1), PARAMS, workers=4)
-    with jax.set_mesh(mesh_of()):  # a recipe of its own, which nobody traced yet
+    with jax.set_mesh(mesh_of()):  # a new recipe, not traced before
         found = sparsejax.wire_bytes(sparsejax.exdyna(0.1), PARAMS, workers=4)
     assert found == expected
 
@@ -90,12 +90,12 @@ def test_each_shard_has_its_own_bytes(kind, struct):
 
 def test_shards_that_nothing_tells_of():
     tx = sparsejax.per_shard(sparsejax.exdyna(0.1))
-    with pytest.raises(ValueError, match=r"`wire_bytes` learns .* pass placed ones"):
+    with pytest.raises(ValueError, match=r"`wire_bytes` reads .* pass placed ones"):
         sparsejax.wire_bytes(tx, {"w": jnp.zeros((20, 60))}, workers=4)
 
 
 def test_workers_axes_are_not_those_of_shards():
-    """Parameters sharded over the workers' axis count whole."""
+    """Parameters sharded over the workers' axis count in full."""
     tx, zeros = sparsejax.exdyna(0.1), jnp.zeros(80)
     placed = jax.device_put(zeros, NamedSharding(mesh_of(), P("data")))
     expected = sparsejax.wire_bytes(tx, zeros, workers=4)

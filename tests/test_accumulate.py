@@ -44,7 +44,7 @@ def poisoned(step):
 
 
 def both(monkeypatch, make, steps):
-    """The steps of `make()` with accumulation in one go, and by piece."""
+    """The steps of `make()` with accumulation in one go, and piece by piece."""
     monkeypatch.setattr(_gradient, "_PIECE", PIECE)
     monkeypatch.setattr(_xla, "barriers_are_dropped", lambda: False)
     results = []

@@ -1,4 +1,4 @@
-"""Four models trained by the lines of the guides: `dense` has one device's numbers."""
+"""Four models trained as the guides show; `dense` gives one device's numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frozen_encoder():
 
 
 def _lstm_with_ctc():
-    """Loops over time in the model and in its loss, both from constants."""
+    """Loops over time in the model and in its loss; both start from constants."""
     model = linen.RNN(linen.LSTMCell(4))
     x = _normal(ROWS, 5, 3)
     params = {"lstm": model.init(jax.random.key(0), x[:1]), "out": _normal(4, 4)}
@@ -58,7 +58,7 @@ def _lstm_with_ctc():
 
 
 def _masked_language_model():
-    """Predicts the masked tokens of short batches; some workers have none."""
+    """Predicts the masked tokens of short batches; some workers have no such token."""
     params = {"embed": _normal(7, 4, seed=1), "out": _normal(4, 7, seed=2)}
     rng = np.random.default_rng(3)
     tokens = jnp.asarray(rng.integers(1, 7, (ROWS, 5)))
@@ -117,14 +117,14 @@ def test_equals_one_device(model):
 
 
 def _of_the_guide(**others):
-    """The NNX model, its loss and its step, as the guide has them."""
+    """The NNX model, its loss and its step, from the guide."""
     names = {"jax": jax, "jnp": jnp, "nnx": nnx, "sparsejax": sparsejax, **others}
     exec(block(ROOT / "docs" / "guides" / "flax.md", "class Reader"), names)
     return types.SimpleNamespace(**names)
 
 
 def _nnx_alone(graphdef, params, rest, batch, key):
-    """The same step by hand: the mean over the workers' parts of the batch."""
+    """The step of the guide by hand: the mean over the workers' parts of the batch."""
     by_hand = types.SimpleNamespace(worker_key=lambda key: key)
     loss_of = _of_the_guide(sparsejax=by_hand).reader_loss
     parts = [x.reshape(WORKERS, -1, *x.shape[1:]) for x in batch]

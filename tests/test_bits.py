@@ -55,7 +55,7 @@ def test_pack_and_unpack(m, share, seed):
 
 
 def test_vectors_of_any_length_are_packed_as_fast():
-    """With padding to whole blocks, they took ten times as long on CPU."""
+    """Padding to whole blocks made them ten times slower on CPU."""
     runs, times = [], [[], []]
     for n in (1 << 20, (1 << 20) + 33):
         pack_positive = jax.jit(

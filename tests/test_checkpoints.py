@@ -49,7 +49,7 @@ def _trained(steps):
     ("kind", "view"), [(AxisType.Auto, "shard_map"), (AxisType.Explicit, "jit")]
 )
 def test_orbax_round_trip(kind, view, tmp_path):
-    nonempty = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses others
+    nonempty = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses empty arrays
 
     def drawn(t):
         return gradients(t, params=nonempty)
@@ -62,7 +62,7 @@ def test_orbax_round_trip(kind, view, tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "saved", tree)
         checkpointer.wait_until_finished()
-        # As after a restart, only `init` gives the target.
+        # The target comes from `init` alone, as after a restart.
         fresh_params, fresh_state = made.start()
         target = {"params": fresh_params, "state": fresh_state, "step": jnp.int32(0)}
         restored = checkpointer.restore(tmp_path / "saved", _abstract(target))
@@ -75,7 +75,7 @@ def test_orbax_round_trip(kind, view, tmp_path):
 
 
 def test_orbax_with_nnx(tmp_path):
-    """The state from `nnx.split`, in which only the marker tells the owner of a row."""
+    """The state from `nnx.split`, in which only the marker shows the owner of a row."""
     mesh = mesh_of()
     with jax.set_mesh(mesh):
         model = nnx.Linear(6, 4, rngs=nnx.Rngs(0))
@@ -129,7 +129,7 @@ def test_resize_conserves_the_mean_pending_gradient():
 
 def test_resize_to_as_many_keeps_all():
     _, state = _trained(2)
-    host = jax.device_get(state)  # numpy, as a checkpoint restored without devices
+    host = jax.device_get(state)  # numpy, like a checkpoint restored without devices
     same = sparsejax.resize_workers(TX, host, PARAMS, mesh_of())
     _same(same, state)
 
@@ -243,7 +243,7 @@ def test_check_replicas():
 
 
 def test_check_replicas_of_shards():
-    """Compares copies of the same shard, and no different shards."""
+    """Compares copies of the same shard, not different shards."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     good = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("model")))
     sparsejax.check_replicas(good, mesh)
@@ -272,7 +272,7 @@ def test_state_is_independent_of_capacity():
     ],
 )
 def test_messages_on_their_way_belong_to_their_code(made, other, message):
-    """Another code would read other numbers in them."""
+    """Another code would decode other numbers from them."""
     made, other = (
         sparsejax.simulate(
             sparsejax.delayed(sparsejax.topk(**({"density": 0.1} | options))), workers=4

@@ -1,4 +1,4 @@
-"""Clipping in front of a recipe, by a norm that all workers agree on."""
+"""Clipping before a recipe, by a norm on which all workers agree."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_equal_gradients_are_clipped_as_optax_clips_them():
 @pytest.mark.sampled
 @pytest.mark.parametrize("recipe", [sparsejax.topk, sparsejax.exdyna])
 def test_nothing_that_waited_is_thrown_away(recipe):
-    """Least squares: clipped in front of a recipe, the loss is that of dense."""
+    """Least squares: clipped before the recipe, the loss is close to dense's."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 32, 200)).astype(np.float32)
     y = x @ rng.normal(size=200).astype(np.float32)

@@ -76,7 +76,7 @@ REACHES = [(50, 1500, 3300), (40, 4000, 30_000), (33, 400_000, 945_000)]
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(data=st.data())
 def test_lists_that_reach_beyond_the_usual_span(data):
-    """A long list takes the bytes of a usual one, but is shorter."""
+    """They have the bytes of usual lists, but hold fewer indices."""
     slots, usual, span = data.draw(st.sampled_from(REACHES))
     code, long = _reach.reach(slots, usual, span), data.draw(st.booleans())
     assert slots // 2 <= code.room < slots
@@ -129,7 +129,7 @@ def test_extremes(name, slots):
 
 
 def test_the_cheapest_code_is_close_to_the_bound():
-    """Takes about log2(n / k) + 2 bits per slot; the bound is log2(n / k) + 1.44."""
+    """It needs about log2(n / k) + 2 bits per slot; the bound is log2(n / k) + 1.44."""
     for n, k in [(10**6, 10**4), (10**7, 10**4), (10**6, 125), (2**31 - 1, 10**5)]:
         bits = 8 * _codec.cheapest(k, n).size / k
         bound = math.log2(math.e * n / k)

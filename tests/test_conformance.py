@@ -33,7 +33,7 @@ CHECKS = (
 )
 
 
-# These run the compiled step of `shard_map`, and so take little beside it.
+# These run the compiled step of `shard_map`, so they cost little more.
 EACH_RECIPE = (
     testing.check_zero_gradients,
     testing.check_no_recompilation,

@@ -18,7 +18,7 @@ def _conserving(cases):
     return [case for case in cases if case.memory and not case.loses]
 
 
-# Gradients in bfloat16 round more: it is they that variants of a recipe are tried with.
+# Gradients in bfloat16 round more, so variants of a recipe are tested with them alone.
 @pytest.mark.parametrize(
     ("case", "dtype", "view"),
     [param(case, jnp.bfloat16, "shard_map") for case in _conserving(CASES)]
@@ -28,7 +28,7 @@ def _conserving(cases):
     ],
 )
 def test_mass_is_conserved(case, dtype, view, every):
-    # Each step adds one rounding of what is kept; relative to all that was added up.
+    # Each step rounds the residual once; errors are relative to the sum of magnitudes.
     kept = testing.check_conservation(
         case.make(),
         workers=WORKERS,

@@ -41,7 +41,7 @@ def simulated(name, workers=W):
 
 
 def started(tx, params):
-    """The first state, compiled as a whole: it takes dozens of operations."""
+    """The first state, compiled as a whole: it needs dozens of operations."""
     return jax.jit(tx.init)(params)
 
 
@@ -87,11 +87,11 @@ def test_top_k_one_step_late_as_by_hand():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MADE)
 def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
-    """Also with workers that are absent, by the weights of the step that sent."""
+    """Workers may be absent; a mean has the weights of the step that sent it."""
     tx, params = simulated(name), example_params(dtype)
     state = started(tx, params)
     given = received = scale = 0.0
-    weight = 1.0  # the first update is of nothing
+    weight = 1.0  # the first update delivers nothing
     for t in range(STEPS):
         drawn = gradients(t, W, params=params, dtype=dtype)
         here = np.random.default_rng([5, t]).random(W) < 0.7
@@ -106,7 +106,7 @@ def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
     assert (np.abs(received + pending - given) <= 2e-6 * scale).all()
     if name != "cltk":
         assert np.abs(on_its_way(state)).max() > 0
-    # Nobody present: what is on its way arrives, and nothing new goes out.
+    # With nobody present, values in flight arrive, and nothing new is sent.
     before = residuals(state)
     updates, state = tx.update(drawn, state, params, present=np.zeros(W, bool))
     received = received + weight * flat(updates)
@@ -118,7 +118,7 @@ def test_mass_is_conserved_with_what_is_on_its_way(name, dtype):
 
 
 def test_the_leaders_choice_two_steps_late_as_by_hand():
-    """Values are read when all know the indices, and chosen no second time."""
+    """Values are read once all workers have the indices, and are not chosen twice."""
     n, k = flat(PARAMS).size, int(0.05 * flat(PARAMS).size)
     waiting, travels = np.zeros((W, n), np.float32), np.zeros(n)
     chosen = np.zeros(0, int)
@@ -206,7 +206,7 @@ def test_on_devices_as_simulated(view, name):
 
 @pytest.mark.parametrize("name", ["topk", "exdyna", "cltk"])
 def test_one_collective_whose_operand_lies_in_the_state(name):
-    """Nothing in front of the exchange depends on the gradients."""
+    """Nothing before the exchange depends on the gradients."""
     tx = sparsejax.delayed(MADE[name])
 
     def step(drawn, state):

@@ -48,7 +48,7 @@ def test_constant_schedule_equals_the_number(recipe):
 
 
 def test_fitted_thresholds_follow_the_schedule():
-    """A fit of one stage is no count: within a factor of two."""
+    """A fit of one stage is not a count: the density is within a factor of two."""
     schedule = optax.piecewise_constant_schedule(0.2, {6: 0.25})
     tx = sparsejax.sidco(schedule, max_density=0.2, stages=1)
     sent = []
@@ -128,7 +128,7 @@ def test_traced_quotas_are_the_static_ones():
 
 
 def test_published_threshold_chases_the_schedule():
-    """`staircase` compares with the target of the step, not with the largest target."""
+    """`staircase` compares with the target of the step, not with the largest one."""
     rule = thresholds.staircase()
     demand, threshold = jnp.array([50, 50]), jnp.zeros(2)
     for target in (80, 100, 200):

@@ -42,7 +42,7 @@ def changed(loop, diff):
 
 
 def losses(loop, diff):
-    """Of the loop, of the changed one, and of that with `dense()`."""
+    """Losses of the loop, the changed loop, and the changed loop with `dense()`."""
     sparse = changed(loop, diff)
     programs = [loop, sparse, re.sub(r"exdyna\(0\.05(, )?", "dense(", sparse)]
     done = subprocess.run(

@@ -32,7 +32,7 @@ def _zeros():
 
 
 def _check_rows(leaf):
-    (leaf,) = jax.tree.leaves(leaf)  # out of the box that nnx puts it in
+    (leaf,) = jax.tree.leaves(leaf)  # nnx may wrap the array
     assert leaf.shape == (WORKERS, N)
     assert leaf.sharding.spec[0] in ("data", ("data",))
     assert {s.data.shape for s in leaf.addressable_shards} == {(1, N)}
@@ -71,7 +71,7 @@ def _loss(kernel, bias, x):
 
 @jax.jit
 def _plain_step(params, x):
-    """The same first step by hand, for all workers on one device."""
+    """The first step by hand, for all workers on one device."""
     tx = sparsejax.simulate(TX, workers=WORKERS)
     grads = jax.vmap(
         jax.grad(lambda p, x: _loss(p["kernel"], p["bias"], x)), in_axes=(None, 0)

@@ -28,7 +28,7 @@ def partition(frozen):
     return optax.partition({"trained": TX, "frozen": frozen}, labels)
 
 
-# Of the parameter, and so equal on all workers, where types are checked.
+# Zeros made from the parameter have its type: equal on all workers.
 ZEROS = optax.stateless_with_tree_map(lambda _, p: jnp.zeros_like(p))
 HOW = {
     "partition": partition(optax.set_to_zero()),
@@ -56,7 +56,7 @@ def loop(how, layout, view):
     at = Adapter(at.mesh, at.axis_name, specs, explicit=False)
     if view == "jit":
         return jit_loop(HOW[how], at, loss_fn)
-    # Zeros of a gradient are typed as the gradient is, as this worker's own.
+    # Zeros made from a gradient have its type: this worker's own.
     return manual_loop(HOW[how], at, loss_fn, check_vma=how == "zeros")
 
 
@@ -72,7 +72,7 @@ def memories(state):
     + [("partition", "sharded", "jit")],
 )
 def test_they_cost_nothing(how, layout, view):
-    """As the trace of a step shows."""
+    """The trace of a step shows this."""
     made = loop(how, layout, view)
     at, params = made.setting, made.params
     workers = at.mesh.shape["data"]

@@ -157,7 +157,7 @@ def _schedule(tx):
     ("name", "kind"), [("chunked_topk", "all-gather"), ("exdyna", "all-reduce")]
 )
 def test_a_late_exchange_hides_behind_the_products(name, kind):
-    """And with `topk` behind the search, whose loops the compiler takes for long."""
+    """With `topk` it would hide behind the search, whose loops are planned as long."""
     recipe = RECIPES[name].build(0.01)
     products, [(start, first), (done, last)] = _schedule(sparsejax.delayed(recipe))
     assert (first, last) == (f"{kind}-start", f"{kind}-done")
@@ -172,7 +172,7 @@ def test_a_late_exchange_hides_behind_the_products(name, kind):
 FIRST = ("exdyna", "micro", "topk")
 RESULTS = pathlib.Path(__file__).parents[1] / "benchmarks/results/h100_compiled.json"
 KEPT = {row["recipe"]: row for row in json.loads(RESULTS.read_text())[0]["rows"]}
-# The bars of the two recipes for many coordinates.
+# Limits for the two recipes for many coordinates.
 BARS = {"exdyna": (9.0, 90, 1.1), "micro": (9.0, 90, 1.1)}
 # Temporaries of recipes whose exchange holds more than one vector or message.
 MEMORY = {"topk": 1.3, "dgc": 1.3, "hard_threshold": 1.3, "sidco": 1.3}
@@ -187,12 +187,12 @@ MEMORY |= {"zen": 2.2, "marsit": 1.6}
     ],
 )
 def test_bounds(name):
-    """1e8 coordinates on eight H100: no number is above that of the published table."""
+    """1e8 coordinates on eight H100: no number exceeds that in the published table."""
     recipe = gpu_check.BUILDERS[name](0.01)
     row, kept = gpu_check.check(recipe, _mesh(), 100_000_000), KEPT[name]
     assert row["host_loops"] == 0
-    assert row["sorts"] == (name in ("chunked_topk", "sparseloco"))  # of slots
-    # Parts beyond the usual size; whole vectors from time to time; an overflow.
+    assert row["sorts"] == (name in ("chunked_topk", "sparseloco"))  # they sort slots
+    # Branches for large parts (exdyna), whole vectors (marsit) and overflow (zen).
     assert row["conditionals"] == (name in ("exdyna", "marsit", "zen"))
     for number in ("passes", "kernels", "temporaries"):
         assert row[number] <= kept[number] * 1.005, number

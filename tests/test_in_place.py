@@ -22,7 +22,7 @@ SHAPES = {"a": (784, 512), "b": (512,), "c": (512, 512), "d": (512,), "e": (512,
 N = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
 
-# Other recipes need barriers, which XLA:CPU drops before jax 0.11. They need the same.
+# Before jax 0.11 XLA:CPU drops the barriers on which the other recipes depend.
 WITHOUT_COPIES = ["exdyna", "micro"]
 if jax.__version_info__ >= (0, 11):
     later = [

@@ -34,7 +34,7 @@ def chain(name, at):
 
 @functools.cache
 def shard_map_program(name, layout):
-    """What a device computes in the update of a `jax.shard_map` loop."""
+    """The program of a device in the update of a `jax.shard_map` loop."""
     at = setting(layout)
     tx = ROWS[name].make(axis_name=at.axis_name)
     state = sparsejax.init(tx, at.params(), at.mesh)
@@ -53,7 +53,7 @@ def shard_map_program(name, layout):
 SETTINGS = [(layout, kind) for layout in LAYOUTS for kind in (AUTO, EXPLICIT)]
 
 
-# One kind of axis for each layout without shards, since either kind is bound alike.
+# One kind of axis for each layout without shards, since both are bound alike.
 TRACED = (("one", AUTO), ("tuple", EXPLICIT), ("sharded", AUTO), ("sharded", EXPLICIT))
 
 

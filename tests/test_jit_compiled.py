@@ -83,7 +83,7 @@ def test_bytes_and_memory_of_the_shard_map_loop(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["exdyna", "marsit"])
 def test_bytes_of_a_model_in_shards(name):
-    """All groups of leaves count, and optimizers behind the recipe do not."""
+    """All groups of leaves count, and optimizers after the recipe do not."""
     at, recipe = setting("sharded"), RECIPES[name]()
     with jax.set_mesh(at.mesh):
         state = recipe.init(at.params())

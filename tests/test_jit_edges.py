@@ -48,7 +48,7 @@ def train(
 
 
 def expected(x, mean=7.5, steps=2):
-    """The dense result of as many steps."""
+    """The dense result of that many steps."""
     for _ in range(steps):
         x = x - 0.1 * 2 * (x - mean)
     return x
@@ -88,7 +88,7 @@ def test_a_worker_that_is_not_finite(policy):
     batch[5] = np.nan
     tx = optax.chain(sparsejax.topk(1.0, nonfinite=policy), optax.sgd(0.1))
     made, state = train(tx, jnp.ones(9), batch=batch)
-    # With parameters that are NaN since the first step, nobody's gradient is finite.
+    # With parameters that are NaN since the first step, no gradient is finite.
     who = [2] if policy == "drop" else list(range(8))
     assert np.flatnonzero(sparsejax.report(state).dropped).tolist() == who
     assert np.isfinite(made).all() == (policy == "drop")

@@ -120,7 +120,7 @@ def count(batch):
     ],
 )
 def test_a_loss_divided_by_the_count_of_all(wrong):
-    with pytest.raises(ValueError, match=r"1/w of those.*weighted=True"):
+    with pytest.raises(ValueError, match=r"1/w of the global.*weighted=True"):
         trace(recipe(), wrong)
 
 

@@ -1,4 +1,4 @@
-"""The language model in shards learns as on one device, and sparsely as well."""
+"""The language model in shards learns as on one device, dense or sparse."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_exdyna_lowers_the_loss():
 
 
 def test_a_device_receives_shards_of_what_changes():
-    """Nothing that is sharded crosses whole from one replica to the other."""
+    """No sharded array is sent whole from one replica to the other."""
     mesh = _cluster.make_mesh(8, task().placement.axes)
     params = place(task().init(0), task().placement, mesh)
     sizes = [x.size for x in jax.tree.leaves(params)]

@@ -42,7 +42,7 @@ def _scan(hidden, bias, own):
 
 
 def _while_loop(hidden, bias, own):
-    """Newton's square roots, until all have settled."""
+    """Newton's square roots, until all have converged."""
     squares = jax.lax.stop_gradient(1 + jnp.square(hidden))
 
     def unsettled(roots):
@@ -79,7 +79,7 @@ def _custom_vjp(hidden, bias, own):
 
 
 def _flax_rnn(hidden, bias, own):
-    del bias, own  # flax makes the first carry
+    del bias, own  # flax makes the initial carry
     steps = hidden.reshape(-1, 4, 2)
     variables = CELLS.init(jax.random.key(0), jnp.zeros((1, 4, 2)))
     return CELLS.apply(variables, steps)[:, -1]
@@ -110,7 +110,7 @@ def test_equals_one_device(loop):
 
 @pytest.mark.parametrize("loop", LOOPS[:-1], ids=lambda loop: loop.__name__.strip("_"))
 def test_types_take_constants_of_this_worker(loop):
-    """With `check_vma=True`, and `localize` as the guide says."""
+    """With `check_vma=True`, and `localize` as in the guide."""
     at = setting("one", EXPLICIT)
 
     def trace(**options):

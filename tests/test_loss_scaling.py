@@ -48,7 +48,7 @@ def _manual(step, state, check_vma):
 
 @pytest.fixture(scope="module")
 def guide():
-    """The names of the guide's block, and a scale that good batches can bear."""
+    """Names of the guide's block, and a scale at which only the bad batch overflows."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2 * WORKERS, 1000)).astype(np.float32) / 32
     y = x.sum(axis=1)

@@ -57,7 +57,7 @@ def test_two_level_cluster(kind):
     assert all(s.data.shape == (1, 120) for s in memory.addressable_shards)
 
     def step(params, state, x):
-        # Both axes are named, so `grad` does not sum over any of them.
+        # Both axes are named, so `grad` sums over neither of them.
         _, grads = sparsejax.value_and_grad(loss_of, axis_name=axes)(params, x)
         grads = jax.lax.pmean(grads, "local")
         updates, state = tx.update(grads, state, params)
@@ -103,7 +103,7 @@ def test_forgotten_local_mean_names_the_axes():
     _two_level_step(mesh, both, pmean=True)
     # Gradients of parameters that are equal over "local" were summed over "local".
     with pytest.raises(
-        ValueError, match=r"value_and_grad: .*summed over it\. Name all"
+        ValueError, match=r"value_and_grad: .*summed over them\. Name all"
     ):
         _two_level_step(mesh, "host", pmean=True)
 

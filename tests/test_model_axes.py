@@ -1,4 +1,4 @@
-"""A model axis beside the workers: automatic, or manual with `per_shard`."""
+"""A model axis next to that of the workers: automatic, or manual with `per_shard`."""
 
 from __future__ import annotations
 

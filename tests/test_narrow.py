@@ -91,7 +91,7 @@ def test_decoding_is_finite_and_keeps_signs(bits, m):
 
 
 def trip_in_blocks(kind, bits):
-    """Values in blocks of 512, which have a scale of their own, and decoded values."""
+    """Values and decoded values in blocks of 512, each with its own scale."""
     values = draw(kind, 8 * 512)
     code, there_and_back = trip(bits, values.size)
     decoded = np.asarray(there_and_back(values)[1])
@@ -113,7 +113,7 @@ def test_values_take_the_nearest_square(kind, bits):
         lowest = max(1 / top, np.sqrt(block.min() / block.max()))
         levels = np.append(np.linspace(lowest, 1, top) ** 2 * block.max(), 0)
         left = np.abs(block[:, None] - levels).min(axis=1)
-        # The largest magnitude travels as bfloat16, and the lowest root in 16 bits.
+        # The largest magnitude is sent as bfloat16, and the lowest root in 16 bits.
         assert (np.abs(found - block) <= left + 2**-7 * found).all()
 
 
@@ -131,7 +131,7 @@ def signs_of(block):
 
 
 def largest_of(block):
-    """Of each word's 16 slots, which lie apart, the two largest in steps of 2^-0.75."""
+    """The two largest of each word's 16 (spread) slots, in steps of 2^-0.75."""
     out, top = np.zeros_like(block), np.abs(block).max()
     slots = np.arange(block.size).reshape(16, -1).T
     for word in slots:
@@ -159,7 +159,7 @@ def test_each_block_takes_the_code_of_one_bit_that_leaves_less(kind, few):
 @pytest.mark.parametrize("size", [60, 700], ids=["short", "long"])
 @pytest.mark.parametrize("bits", [8, 4, 2, 1])
 def test_each_leaf_of_a_block_has_a_scale(bits, size):
-    """Beside leaves a hundred million times as large."""
+    """Other leaves may be a hundred million times as large."""
     scales = np.array([1, 1e-5, 1e3, 0, 1e-4, 10, 1e3, 0])
     leaves = np.arange(8 * size) // size
     values = draw("laplace", leaves.size) * scales[leaves].astype(np.float32)

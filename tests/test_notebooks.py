@@ -41,7 +41,7 @@ def test_there_are_notebooks():
 @every_notebook
 def test_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    # Most of the time goes into compiling. Others simulate the workers.
+    # Compiling takes most of the time. Notebooks without devices simulate the workers.
     devices = 8 if "device_count" in path.read_text() else None
     execute(notebook, tmp_path, XLA_FLAGS=quick.flags(devices))
     nbformat.validate(notebook)

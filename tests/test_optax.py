@@ -17,7 +17,7 @@ LABELS = {"bias": "dense", "kernel": "sparse", "scale": "dense", "unused": "dens
 
 @pytest.fixture
 def sparse(every):
-    """A recipe. Combinators treat all alike; the first tier's compiles quickly."""
+    """A recipe. Combinators treat all alike; the first tier's compiles fast."""
     return sparsejax.exdyna if every else sparsejax.random_k
 
 
@@ -108,7 +108,7 @@ def test_muon_after_the_sparsifier(sparse):
 
 
 def test_schedule_free_after_the_sparsifier(sparse):
-    """`schedule_free` wraps the optimizer; the sparsifier comes before."""
+    """`schedule_free` wraps the optimizer; the sparsifier comes before it."""
     tx = optax.chain(
         sparse(0.05),
         optax.contrib.schedule_free(optax.sgd(0.1), learning_rate=0.1),
@@ -119,7 +119,7 @@ def test_schedule_free_after_the_sparsifier(sparse):
     assert np.abs(flat(averaged)).max() > 0
 
 
-# -- what is refused -------------------------------------------------------------------
+# -- refused wrappers ------------------------------------------------------------------
 
 INNER = {
     "exdyna": sparsejax.exdyna(0.1),
@@ -130,7 +130,7 @@ inner = pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 
 
 def _refused(wrap, inner, match):
-    """`init` and `update` raise, also with a state of the unwrapped transformation."""
+    """`init` and `update` raise, even with a state of the unwrapped transformation."""
     wrapped = wrap(inner)
     with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match=f"init: .*{match}"):
         wrapped.init(PARAMS)
@@ -181,16 +181,16 @@ BRANCHING = {
 @inner
 @pytest.mark.parametrize("name", BRANCHING)
 def test_wrappers_that_skip_steps_are_refused(inner, name):
-    _refused(BRANCHING[name], inner, rf"`optax\.{name}`.*behind the recipe")
+    _refused(BRANCHING[name], inner, rf"`optax\.{name}`.*after the recipe")
 
 
 @inner
 def test_wrappers_that_mix_gradients_are_refused(inner):
     with jax.set_mesh(mesh_of()):
         sam = optax.contrib.sam(inner, optax.sgd(0.1))
-        with pytest.raises(ValueError, match=r"contrib\.sam`.*recipe in front"):
+        with pytest.raises(ValueError, match=r"contrib\.sam`.*recipe before it"):
             sam.init(PARAMS)
-        with pytest.raises(ValueError, match=r"contrib\.mechanize`.*recipe in front"):
+        with pytest.raises(ValueError, match=r"contrib\.mechanize`.*recipe before it"):
             optax.contrib.mechanize(inner).init(PARAMS)
 
 
@@ -284,7 +284,7 @@ def test_tree_map_params_is_for_the_states_behind():
 
 
 def test_an_ensemble_by_vmap():
-    """The members' axis lies in front of the workers'."""
+    """The axis of the members comes before the axis of the workers."""
     tx, members = optax.chain(sparsejax.topk(0.5), optax.sgd(0.1)), jnp.zeros((3, 4))
     with jax.set_mesh(mesh_of()):
         state = jax.vmap(tx.init)(members)

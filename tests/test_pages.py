@@ -91,7 +91,7 @@ def program(page):
     return "\n".join([loop(2), *blocks(page), CHECKS[page.stem]])
 
 
-# They compile for a quarter of a minute or longer.
+# These programs compile for a quarter of a minute or longer.
 LONG = (
     "checkpoints",
     "choosing",

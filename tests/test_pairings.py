@@ -57,7 +57,7 @@ MEMORIES = {
     "momentum_correction": lambda: memories.momentum_correction(0.9),
 }
 REFUSED = {
-    # Some coordinates would never lie in the leader's part.
+    # Some coordinates would never be in the leader's part.
     *itertools.product(["leader"], ["even", "layerwise"]),
     *itertools.product(
         ["one_bit_ring", "packed_signs"], SPARSIFIERS.keys() - {"everything"}
@@ -98,7 +98,7 @@ def half_of_the_rows(step):
 @pytest.mark.sampled
 @pytest.mark.parametrize(("exchange", "sparsifier"), ACCEPTED)
 def test_accepted_pairs_keep_their_types(exchange, sparsifier):
-    """Uses the memory with the most arrays; tests below trace and run the others."""
+    """Uses the memory with the most arrays; a later test runs every memory."""
     compose(exchange, sparsifier, "none")
     tx = compose(exchange, sparsifier, "momentum_correction")
     tx = sparsejax.simulate(tx, workers=WORKERS)
@@ -176,7 +176,7 @@ def test_refused_pairs_are_named(exchange, sparsifier):
 
 @pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
 def test_rows_are_delivered_whole(exchange):
-    """Delivers all coordinates of the chosen rows, and no others."""
+    """Delivers all coordinates of the chosen rows, and no other ones."""
     tx = sparsejax.sparsify(
         sparsifiers.nonzero(0.2), exchange=EXCHANGES[exchange](), memory=memories.none()
     )
@@ -199,7 +199,7 @@ def test_rows_are_delivered_whole(exchange):
 
 @pytest.mark.parametrize("exchange", ["pairs", "union", "leader"])
 def test_an_index_is_sent_for_a_row(exchange):
-    """A row takes one index, and not one for each coordinate."""
+    """A row needs one index, not one for each coordinate."""
     shape = (1 << 14, 16)
     params = jnp.zeros(shape)
     made = functools.partial(

@@ -54,7 +54,7 @@ def test_init_shards_per_worker_rows(kind, how):
 @pytest.mark.sampled
 @kinds
 def test_init_inside_jit(kind):
-    """A mesh has to be set outside of `jax.jit`; inside, jax then knows the mesh."""
+    """A mesh has to be set outside of `jax.jit`; jax then uses it inside."""
     tx, mesh = sparsejax.exdyna(0.05), mesh_of(kind=kind)
     inside = jax.jit(lambda params: sparsejax.init(tx, params, mesh))
     with pytest.raises(ValueError, match=r"set_mesh\(mesh\): jax\.jit\(tx\.init\)"):
@@ -127,7 +127,7 @@ def test_state_specs_find_the_marker_by_path():
     assert specs[0].memory.per_worker == P("data")
     assert specs[0].report.threshold == P()
     assert specs[1].trace["bias"] == P()
-    # Frameworks that turn states into dicts of paths keep the name.
+    # Frameworks that turn states into nested dicts keep the name `per_worker`.
     as_dict = {"0": {"memory": {"per_worker": jnp.zeros(3)}, "step": jnp.zeros(())}}
     assert sparsejax.state_specs(as_dict, ("a", "b")) == {
         "0": {"memory": {"per_worker": P(("a", "b"))}, "step": P()}

@@ -41,14 +41,14 @@ def made(recipe):
 
 
 def start(tx):
-    """The `TrainState` of such a loop, made without a mesh."""
+    """The `TrainState` of a `jax.pmap` loop, made without a mesh."""
     opt_state = sparsejax.init(tx, PARAMS, workers=WORKERS, axis_name="batch")
     state = TrainState(step=0, apply_fn=None, params=PARAMS, tx=tx, opt_state=opt_state)
     return jax_utils.replicate(state)
 
 
 def step(state, batch):
-    """The step of such a loop, without its `pmean` of the gradients."""
+    """The step of a `jax.pmap` loop, without its `pmean` of the gradients."""
     loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
     return state.apply_gradients(grads=grads), jax.lax.pmean(loss, "batch")
 

@@ -81,7 +81,7 @@ def test_more_workers_take_longer(kind, n):
 
 
 def test_many_workers_do_not_wait_for_a_ring():
-    """With 1024 workers a ring takes 2046 messages for a few KB, and a tree 20."""
+    """With 1024 workers a ring needs 2046 messages for a few KB, and a tree 20."""
     tx = moving(COLLECTIVES["all-reduce"])
     found = sparsejax.predict(tx, struct(1000), workers=1024, **LINK)
     assert 20e-3 < found.seconds < 21e-3

@@ -16,7 +16,7 @@ from tests.pages import loop, starts
 from tests.processes import running
 from tests.processes_program import STEPS
 
-# Tests run one after the other: some measure times, and each takes all cores.
+# Tests run one after the other: some measure times, and each uses all cores.
 pytestmark = pytest.mark.xdist_group("processes")
 
 
@@ -51,7 +51,7 @@ def test_a_job_trains_and_goes_on_with_fewer_workers(job_of_four_workers):
     said, _ = job_of_four_workers
     assert said["losses"][-1] < 0.95 * said["losses"][0]
     assert said["errors"][0] is None
-    assert said["errors"][1] < 1e-6  # of the mean pending gradient
+    assert said["errors"][1] < 1e-6  # the error of the mean pending gradient
     assert (said["workers"], said["steps_of_state"]) == (2, STEPS + 2)
 
 
@@ -91,7 +91,7 @@ def sharded_model(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "sharded_recipe",
-    # Both of the others gather and reduce.
+    # exdyna and marsit both gather and reduce.
     ["exdyna", pytest.param("topk", marks=pytest.mark.second_tier), "marsit"],
 )
 def test_a_sharded_model_trains_as_in_one_process(sharded_recipe, sharded_model):

@@ -29,7 +29,7 @@ STEPS = 60
 
 
 def _digits():
-    """Images of 8 x 8 whose brightest rows tell the digit."""
+    """Images of 8 x 8 whose brightest rows show the digit."""
     labels = np.arange(400, dtype=np.int32) % 8
     images = np.random.default_rng(0).integers(0, 50, (400, 8, 8))
     images[np.arange(400), labels] += 200
@@ -186,8 +186,8 @@ def test_the_report():
     assert micro.interval == pytest.approx(4.303 * 0.02 / 3**0.5, rel=1e-3)
     assert micro.close
     assert micro.share == 0.01
-    # Dense's quality less a point is reached half-way between the two measurements;
-    # a step takes one worker's eighth of the fastest run, and the exchange.
+    # Dense's quality minus a point is reached half-way between the two measurements;
+    # a step takes one worker's eighth of the fastest run, plus the exchange.
     half_way = 10 + 10 * (0.80 - 0.5) / 0.4
     assert micro.steps == pytest.approx(half_way)
     seconds = half_way * (9.0 / 8 + 4.0) / 1e3

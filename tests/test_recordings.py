@@ -1,4 +1,4 @@
-"""The published rule, and the numpy oracles, follow what published programs did."""
+"""The published rule and the numpy oracles follow recordings of published programs."""
 
 from __future__ import annotations
 

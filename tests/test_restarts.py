@@ -58,7 +58,7 @@ def test_killed_and_resumed_is_the_same_training(uninterrupted, tmp_path):
     assert done < STEPS
     resumed = _finish(tmp_path, 8, STEPS, "jit")
     assert resumed["first"] >= 2 * SAVE_EVERY
-    assert resumed["loss"] == expected["loss"]  # as hexadecimal digits
+    assert resumed["loss"] == expected["loss"]  # compared as hexadecimal digits
     assert resumed["digest"] == expected["digest"]  # parameters, residuals, all state
     assert resumed["steps_of_state"] == STEPS
 
@@ -86,7 +86,7 @@ def test_several_processes_are_killed_and_resumed(uninterrupted, tmp_path):
 
 @pytest.mark.second_tier
 def test_rounds_are_killed_and_resumed(tmp_path):
-    """In two processes, in the middle of a schedule, with messages on their way."""
+    """In two processes, in the middle of a schedule, with messages in flight."""
     two = {"processes": 2, "devices": 1}
     rounds = 2 * SAVE_EVERY - 1
 

@@ -31,7 +31,7 @@ class _Quadratic:
 
     @classmethod
     def delta(cls, params, rows, rate):
-        """Of one worker that makes plain SGD steps."""
+        """The descent of one worker that makes plain SGD steps."""
         mine = params.copy()
         for batch in rows:
             mine -= rate * 2 / B * batch.T @ (batch @ mine - 1.0)
@@ -95,7 +95,7 @@ def test_sparseloco_follows_its_rule_for_fifty_rounds(bits):
     ],
 )
 def test_rounds_of_few_bits_take_a_five_thousandth_of_the_bytes(recipe):
-    """Of dense in every step: the perceptron of the guide, eight workers."""
+    """Compared with dense in every step: the perceptron of the guide, eight workers."""
     sizes = (64, 128, 64, 10)
     shapes = list(itertools.pairwise(sizes)) + [(m,) for m in sizes[1:]]
     params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

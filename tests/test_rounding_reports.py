@@ -1,4 +1,4 @@
-"""`report.details.rounding`: the rounding errors of the values that travel."""
+"""`report.details.rounding`: the rounding errors of the values that are sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pairs_tell_the_errors_that_stay_behind():
     ],
 )
 def test_averages_tell_the_errors_of_a_fair_sample(name, density, widths):
-    """Not of the coordinates that a worker chose itself, whose values are larger."""
+    """Coordinates that a worker chose itself have larger values, and do not count."""
     room = {"max_density": 0.75} if callable(density) else {}
     tx = getattr(sparsejax, name)(density, value_bits=widths, **room)
     tx = sparsejax.simulate(tx, workers=WORKERS)

@@ -28,7 +28,7 @@ def loss_fn(params, batch, shift=None, *, scale=1.0):
 
 
 def batches(t, steps=H, workers=W):
-    """[w, H, b, 6], as `simulate` takes them."""
+    """Batches [w, H, b, 6], as `simulate` expects them."""
     rng = np.random.default_rng([3, t])
     return rng.normal(size=(workers, steps, B, 6)).astype(np.float32)
 
@@ -130,7 +130,7 @@ def test_plain_jit_equals_the_simulation(axes):
 def test_shard_map_equals_the_simulation(check_vma):
     mesh = make_mesh((W,), ("data",)) if jax.device_count() == W else mesh_of(W)
     training = _adam_training()
-    # Placed, so that the first call compiles for the same shardings as the second.
+    # Arrays are placed: the first call compiles for the shardings of later calls.
     params = jax.device_put(start_params(), NamedSharding(mesh, P()))
     state = sparsejax.init(training, params, mesh)
     specs = (P(), sparsejax.state_specs(state))
@@ -152,7 +152,7 @@ def test_shard_map_equals_the_simulation(check_vma):
 
 
 def test_workers_that_are_islands_of_shards():
-    """Moments are sharded from the start, and the rounds are those of two workers."""
+    """Moments are sharded from the start, and the rounds are as with two workers."""
     mesh = make_mesh((2, 2), ("data", "fsdp"), devices=jax.devices()[:W])
     specs = {"w1": P(None, "fsdp"), "w2": P("fsdp")}
     outer = optax.chain(sparsejax.dense(), optax.sgd(1.0))
@@ -195,7 +195,7 @@ def test_a_broken_worker_starts_again_from_the_shared_parameters():
 
 
 def test_resumed_in_the_middle_of_a_schedule():
-    """A round's state through numpy and back continues bit by bit."""
+    """A state that went through numpy continues with the same bits."""
     mesh, training = mesh_of(W), _adam_training()
     params, state, _ = _on_mesh(mesh, training, 2)
     host = jax.tree.map(np.asarray, (params, state))
@@ -212,7 +212,7 @@ def test_resumed_in_the_middle_of_a_schedule():
 
 
 def test_resized_between_rounds():
-    """Pending mass and moments are the mean of the old; counters go on."""
+    """Pending mass and moments become the mean of the old ones; counters continue."""
     training = _adam_training()
     params, state, _ = _on_mesh(mesh_of(W), training, 3)
     params = jax.tree.map(np.asarray, params)

@@ -25,7 +25,7 @@ INT_MAX = 2**31 - 1
 
 @pytest.fixture(scope="module", autouse=True)
 def _strict_and_small_tiles():
-    # Tiles of 128, so regions of more than 512 take the loop.
+    # Tiles of 128, so regions of more than 512 use the loop.
     with (
         pytest.MonkeyPatch.context() as patch,
         jax.numpy_dtype_promotion("strict"),

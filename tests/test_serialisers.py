@@ -21,7 +21,7 @@ import sparsejax
 from tests.cases import RECIPES, param
 from tests.harness import PARAMS, gradients, mesh_of, trainer
 
-NONEMPTY = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses others
+NONEMPTY = {k: v for k, v in PARAMS.items() if v.size}  # orbax refuses empty arrays
 BY_NAME = {case.name: case for case in RECIPES}
 
 
@@ -77,7 +77,7 @@ def chained(recipe):
 
 @functools.cache
 def trained(recipe):
-    """A compiled step, the state after two of them, and all after the third."""
+    """A compiled step, the state after two steps, and everything after the third."""
     made = trainer(chained(recipe), NONEMPTY)
     params, state = made.start()
     for t in range(2):
@@ -119,7 +119,7 @@ def test_goes_on_bitwise(case, through, tmp_path):
 @pytest.mark.sampled
 @pytest.mark.parametrize("through", [through_bytes, through_pickle, through_orbax])
 def test_groups_of_sharded_leaves(through, tmp_path):
-    """Also how each parameter is sharded comes back, where a serialiser keeps it."""
+    """The shardings of the parameters come back too, if the serialiser keeps them."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     params = {
         "w": jax.device_put(jnp.ones((6, 4)), NamedSharding(mesh, P(None, "model"))),
@@ -153,7 +153,7 @@ def restored_update(tx, state, params=NONEMPTY):
 def test_state_of_another_tree_is_refused(kind):
     tx = sparsejax.exdyna(0.1)
     state = sparsejax.init(tx, NONEMPTY, mesh_of())
-    other = NONEMPTY | {"kernel": NONEMPTY["kernel"].T}  # of the same size
+    other = NONEMPTY | {"kernel": NONEMPTY["kernel"].T}  # the same size, another shape
     if kind == "flax":
         target = sparsejax.init(tx, other, mesh_of())
         state = serialization.from_bytes(target, serialization.to_bytes(state))
@@ -170,7 +170,7 @@ def test_state_of_another_method_is_refused():
 
     exdyna, deft = sparsejax.exdyna(0.1), sparsejax.deft(0.1)
     saved = serialization.to_bytes(made(sparsejax.random_k(0.1)))
-    # Of the same names and shapes.
+    # The names and shapes are the same.
     restored = serialization.from_bytes(made(deft), saved)
     with pytest.raises(ValueError, match=r"another method, agreed.*disjoint choices"):
         restored_update(deft, restored)

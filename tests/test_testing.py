@@ -1,4 +1,4 @@
-"""`check_contract` passes what keeps its promises, and names what does not."""
+"""`check_contract` passes methods that keep their promises, and names broken ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_recipes_pass(case):
 def _method(select=None, deliver=None, **fields):
     """Top-k through pairs, with a changed choice, delivery or field."""
     sparsifier, exchange = sparsifiers.chunked_topk(20, 2), exchanges.pairs()
-    if "adapt" in fields:  # Chunks have no state, and take less time to compile.
+    if "adapt" in fields:  # Chunks have no state, and compile faster.
         sparsifier = sparsifiers.topk(0.1)
 
     def changed_select(vector, state, step):
@@ -53,7 +53,7 @@ def _fails(check, tx, message, **options):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # Everything behind the exchange is this worker's own.
+        # Everything after the exchange is this worker's own.
         (
             {"deliver": lambda d, vector: d._replace(mean=vector)},
             "equal on all workers: .*without a collective",
@@ -121,7 +121,7 @@ def test_lost_mass_is_named():
 
 def test_nan_that_spreads_is_named():
     def spread(delivery, vector):
-        # A fact of the gradient that comes around the memory.
+        # A report that no longer shows the dropped worker.
         return delivery._replace(report=delivery.report._replace(dropped=flags))
 
     flags = jnp.zeros(2, jnp.bool_)

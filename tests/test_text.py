@@ -86,7 +86,7 @@ def test_rounds_of_local_steps(tmp_path, capsys):
     recipe = text.RECIPES["sparseloco"].build(0.5)
     once = sparsejax.wire_bytes(recipe, params, workers=8).total
     assert row["bytes_per_step"] == int(once / 4)
-    assert 0.1 < row["density_mean"] <= 0.5  # words that nobody met are zeros
+    assert 0.1 < row["density_mean"] <= 0.5  # rows of words in no batch are zeros
     assert row["test_accuracy"] > 0.01  # from nearly 0
 
 

@@ -79,12 +79,12 @@ def test_quota_is_filled_from_any_hint(part, wanted, hint):
     count = np.sum(np.abs(x) >= found)
     assert count >= wanted
     if part == "two values" and wanted < 4000:
-        # No threshold lies in between: the highest that reaches the quota is taken.
+        # No threshold lies in between: the highest that reaches the quota is chosen.
         assert found == exact
         assert passes <= 15
     else:
         assert count <= wanted * 1.25
-        # Each pass keeps one of five ranges, so all 2^31 numbers take 14 passes.
+        # Each pass keeps one of five ranges, so all 2^31 numbers need 14 passes.
         assert passes <= (14 if part == "minute" and wanted == 1 else 9)
     assert found.dtype == np.float32
 
@@ -122,8 +122,8 @@ def test_quota_without_slack_is_exact(slack):
 @pytest.mark.parametrize(
     ("x", "wanted", "expected"),
     [
-        (np.arange(8), 0, np.inf),  # nothing is wanted
-        (np.arange(8), 8, 0.0),  # everything is wanted, zeros too
+        (np.arange(8), 0, np.inf),  # a quota of 0
+        (np.arange(8), 8, 0.0),  # a quota of everything, zeros too
         (np.arange(8), 9, 0.0),
         (np.zeros(0), 1, 0.0),
         (np.zeros(0), 0, np.inf),

@@ -1,4 +1,4 @@
-"""The first tier of tests holds a row of nearly each test, and of each recipe."""
+"""The first tier of tests has a row of nearly every test, and of every recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _cases(rows):
 
 
 def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
-    """Of the tests that were collected: of all, where all tests run."""
+    """Checks the collected tests, which are all tests if all of them run."""
     tiers = request.config.stash[conftest.TIERS]
     waiting = []
     for rows, few in tiers:
@@ -30,7 +30,7 @@ def test_the_first_tier_has_a_row_of_each_test_and_recipe(request):
 
 
 def test_long_runs_are_spread_over_the_slices(request):
-    """All of them in one slice of CI took too long."""
+    """One slice of CI with all long runs took too long."""
     tiers = request.config.stash[conftest.TIERS]
     rows = [row for tests, _ in tiers for row in tests]
     long = {row.path.stem for row in rows if "every" in row.fixturenames}

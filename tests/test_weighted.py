@@ -36,7 +36,7 @@ def data():
     x = rng.normal(size=(WORKERS * EACH, 5)).astype(np.float32)
     mask = (rng.random(WORKERS * EACH) < 0.6).astype(np.float32)
     mask[EACH : 2 * EACH] = 0  # worker 1 has none that counts
-    mask[2 * EACH : 2 * EACH + 2] = 0  # nor has a microbatch of worker 2
+    mask[2 * EACH : 2 * EACH + 2] = 0  # nor has one microbatch of worker 2
     return jnp.asarray(rng.normal(size=5), jnp.float32), (x, mask)
 
 
@@ -54,7 +54,7 @@ def everybody(fun, **options):
 
 
 def by_worker(fun, **options):
-    """The same inside `jax.shard_map`, the loss averaged."""
+    """The same inside `jax.shard_map`; the loss is averaged."""
     params, batch = data()
 
     def step(params, batch):
@@ -165,7 +165,7 @@ def test_a_model_that_names_the_whole_mesh():
 
 
 def test_views_that_do_not_exist():
-    with pytest.raises(ValueError, match=r'by=\'pmap\'; there are "shard_map" and'):
+    with pytest.raises(ValueError, match=r'by: got \'pmap\', expected "shard_map" or'):
         sparsejax.value_and_grad(plain_loss_fn, by="pmap")
     explicit = jax.set_mesh(mesh_of(kind=AxisType.Explicit))
     with explicit, pytest.raises(ValueError, match=r"axis_types=\(AxisType.Auto"):
@@ -210,7 +210,7 @@ def test_other_arguments_and_static_ones():
 @pytest.mark.sampled
 @pytest.mark.parametrize("first", ["clip", "momentum"])
 def test_local_transformations_in_front(first):
-    """`per_worker` on all workers' rows does as on each worker by itself."""
+    """`per_worker` has the same effect on all workers' rows as on each worker alone."""
     tx = optax.chain(
         sparsejax.per_worker(
             {"clip": optax.clip_by_global_norm(0.1), "momentum": optax.trace(0.9)}[

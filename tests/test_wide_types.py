@@ -1,4 +1,4 @@
-"""Gradients of 64 bits: `dense` keeps them all, and every other recipe refuses."""
+"""Gradients of 64 bits: `dense` keeps all bits, and every other recipe refuses."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def test_exdyna_moves_one_per_cent(workers, value_bits, bound):
         assert _floats_on_the_wire(text) >= 10_000
 
 
-# Of the all-reduce of float32, with eight workers: there and back for the first two.
+# Bytes with eight workers, as a fraction of the all-reduce of float32. micro and exdyna
+# send values and then means.
 _SHARES = {
     ("micro", 8): 0.0040,
     ("micro", (4, 8)): 0.0034,
@@ -69,7 +70,7 @@ def test_narrow_values_take_few_bytes(name, bits):
     [("micro", 0.01), ("topk", 0.01), ("topk", 0.5), ("random_k", 0.01), ("cltk", 0.1)],
 )
 def test_fewer_bits_never_take_more_bytes(name, density, workers, n):
-    """Also if scales and padding are most of a list, or pairs take an all-reduce."""
+    """Even if scales and padding are most of a list, or pairs use an all-reduce."""
     make = functools.partial(getattr(sparsejax, name), density)
     moved = [
         sparsejax.wire_bytes(make(value_bits=b), jnp.zeros(n), workers=workers).total
@@ -87,7 +88,7 @@ _SENDS_VALUES = [name for name, row in TABLE.items() if row.has_widths]
 @pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
 @pytest.mark.parametrize("name", _SENDS_VALUES)
 def test_bytes_of_every_recipe_and_width(name, bits):
-    """Counted from shapes, as in the compiled program; fewer bits never take more."""
+    """Counted from shapes, as in the compiled program; fewer bits never need more."""
     row, n, workers = TABLE[name], 20_000, 4
     params = jnp.zeros(n)
     tx = row.build(0.05, value_bits=bits)
@@ -127,7 +128,7 @@ def _floats_on_the_wire(text):
     ("workers", "bits"), [(1, 16), (3, 16), (3, 8), (3, 4), (3, 2)]
 )
 def test_both_roundings_are_kept(make, workers, bits):
-    """Also if w does not divide the slots, and if bfloat16 cannot hold the values."""
+    """Even if w does not divide the slots, or bfloat16 cannot hold the values."""
     rng = np.random.default_rng(3)
     drawn = rng.laplace(size=(3, workers, 101)).astype(np.float32)
     # Close to the largest accepted number.

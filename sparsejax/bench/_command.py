@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.batch < 1:
         parser.error(f"--batch: got {options.batch}, expected 1 or more examples")
     if options.delayed and options.mode != "train":
-        parser.error("--delayed: exchanges are hidden in whole steps, by `train`")
+        parser.error("--delayed: needs the mode `train`: whole steps hide an exchange")
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
         # Without this handler, hosts would go on computing after SIGTERM.
@@ -131,7 +131,7 @@ def _advice(rows: list[dict[str, Any]]) -> str:
         return ""
     best = max(timed, key=lambda row: row["speedup_vs_dense"])
     if best["recipe"] == "dense" or best["speedup_vs_dense"] < 1.05:
-        return "\nHere the links are no bottleneck: use dense."
+        return "\nHere the links are not a bottleneck: use dense."
     return (
         f"\nHere {best['recipe']} is fastest, {best['speedup_vs_dense']:.1f} times as "
         f"fast as dense."
@@ -139,7 +139,7 @@ def _advice(rows: list[dict[str, Any]]) -> str:
 
 
 def format_rows(rows: list[dict[str, Any]]) -> str:
-    """A table with the keys as header, numbers to the right."""
+    """A table with the keys as header, and numbers aligned to the right."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [keys, *([_cell(row.get(key, "")) for key in keys] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sparsejax.bench",
         description="Times recipes against dense: do they pay off on your machines?",
-        epilog=f"`{QUALITY} --help`: do models train as well with them as with dense?",
+        epilog=f"`{QUALITY} --help`: do models train as well as with dense?",
     )
     add = parser.add_argument
     add("mode", nargs="?", choices=MODES, default="sync", help="default: sync")
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: text.split(","),
         default="exdyna,micro",
         metavar="A,B",
-        help=f"of {', '.join(RECIPES)}; default: %(default)s",
+        help=f"some of {', '.join(RECIPES)}; default: %(default)s",
     )
     add("--n", type=int, default=4_000_000, help="coordinates; default: %(default)s")
     add("--density", type=float, default=0.01, help="default: %(default)s")
@@ -181,17 +181,17 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [int(bits) for bits in text.split(",")],
         default="32",
         metavar="A,B",
-        help="sync: bits of a value, of 32, 16, 8, 4, 2 and 1; default: %(default)s",
+        help="sync: bits per value, of 32, 16, 8, 4, 2 and 1; default: %(default)s",
     )
     add(
         "--delayed",
         action="store_true",
-        help="train: also each recipe that `sparsejax.delayed` takes",
+        help="train: also each recipe that `sparsejax.delayed` accepts",
     )
     add("--local-steps", type=int, default=1, metavar="H", help="train: steps a round")
-    add("--batch", type=int, default=32, help="train: a worker's examples in a step")
+    add("--batch", type=int, default=32, help="train: examples per worker and step")
     add("--workers", type=int, default=4, help="virtual CPU devices without --hosts")
     add("--hosts", type=int, help="run on this many hosts made on this machine (root)")
-    add("--rate", default="1gbit", help="rate of their links; default: %(default)s")
+    add("--rate", default="1gbit", help="rate of host links; default: %(default)s")
     add("--json", type=pathlib.Path, metavar="FILE", help="also write the rows here")
     return parser

@@ -1,6 +1,6 @@
 """The cost of a program compiled for a GPU, read from its text.
 
-The text has one instruction per kernel, so it tells how many kernels a step launches,
+The text has one instruction per kernel, so it shows how many kernels a step launches,
 how many bytes they move, and where the device waits for the host.
 """
 
@@ -30,20 +30,20 @@ _FREE = {
 _TRANSPARENT = {"bitcast", "copy", "convert", "reshape", "transpose"}
 # These read as much of their first operand as they return.
 _READERS = {"dynamic-slice", "slice", "gather"}
-# These write as much into their first operand as the operand at this place holds.
+# These write as much into their first operand as the operand at this index holds.
 _WRITERS = {"dynamic-update-slice": 1, "scatter": -1}
 
 
 class Cost(NamedTuple):
-    """What a run of a program costs.
+    """The cost of one run of a program.
 
     Attributes:
       moved: bytes read and written by kernels.
-      kernels: launched.
+      kernels: the number of kernels launched.
       host_loops: loops whose trip count the compiler does not know. The device waits
         for the host in each turn.
       conditionals: branches. The device waits for the host once in each of them.
-      sorts: kernels, or calls of a library, that sort.
+      sorts: kernels and library calls that sort.
     """
 
     moved: float = 0.0
@@ -70,7 +70,7 @@ class _Instruction(NamedTuple):
 def cost_of(text: str) -> Cost:
     """The cost of one run of an optimised HLO module for a GPU.
 
-    Of a conditional the branch that moves the fewest bytes counts: the usual one.
+    A conditional costs as much as its usual branch, which moves the fewest bytes.
     """
     program = _Program(text)
     return program.cost(program.entry)
@@ -126,7 +126,7 @@ class _Program:
         return Cost(moved, 1, sorts=int(sorts and x.kind in ("sort", "custom-call")))
 
     def _fused(self, name: str, operands: list[float]) -> float:
-        """Bytes of one kernel: slices, gathers and scatters move what they touch."""
+        """Bytes of one kernel: slices, gathers and scatters move touched values."""
         body = {x.name: x for x in self.bodies[name]}
         users = collections.defaultdict(list)
         for x in body.values():

@@ -25,22 +25,23 @@ def run_on_hosts(
 ) -> int:
     """Runs `command` on each of `count` hosts, and prints the output of the first.
 
-    Each host is a network namespace with its own address, name and link, which is
-    limited to `rate` in both directions, and as many threads as its share of the
-    machine's cores. jax finds the other processes through `JAX_COORDINATOR_ADDRESS`,
-    `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
+    Each host is a network namespace with its own address, name and link; the link is
+    limited to `rate` in both directions. A host has as many threads as its share of
+    the machine's cores. jax finds the other processes through
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 
     Args:
       count: the number of hosts, from 1 to 200.
       rate: bit rate in the syntax of `tc`, such as "1gbit"; "none" for unlimited.
-      command: the command to run, which need not know about the hosts.
+      command: the command to run; it needs no option for the hosts.
       timeout: seconds after which all hosts are ended.
 
     Returns:
       0, or the exit status of the first host that failed.
 
     Raises:
-      HostsError: without root, `ip` or `tc`, or for a rate that `tc` refuses.
+      HostsError: without root, `ip` or `tc`, or for a count out of range or a rate
+        that `tc` refuses.
     """
     if not 1 <= count <= 200:
         raise HostsError(f"--hosts: got {count}, expected 1 to 200.")
@@ -72,7 +73,7 @@ def _start(index, count, namespace, command, log):
         "JAX_COORDINATOR_ADDRESS": f"{_SUBNET}.1:{_PORT}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
-        # XLA's number of threads: those of all hosts would hinder each other.
+        # XLA's number of threads. By default each host would use every core.
         "NPROC": str(max(1, len(os.sched_getaffinity(0)) // count)),
     }
     with log.open("w") as output:

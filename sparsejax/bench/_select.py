@@ -16,7 +16,7 @@ from sparsejax.vectors._selection import compact, select_in
 if TYPE_CHECKING:
     from jaxtyping import Array, Float
 
-# Runs of one candidate inside one program, to measure the device and not the dispatch.
+# Runs of a candidate per program: this measures the device and not the dispatch.
 _INNER = 10
 
 

@@ -1,4 +1,4 @@
-"""Timing several candidates fairly: interleaved, from a common start, medians."""
+"""Times several candidates fairly: medians of interleaved runs, started together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def interleaved_medians(
     Args:
       candidates: name -> function; the timing waits for the function's result.
       repeats: the number of timed rounds.
-      warm_up: the number of untimed rounds before.
+      warm_up: the number of untimed rounds before these.
       prepare: called with name and round before each run, untimed.
     """
     samples: dict[str, list[float]] = {name: [] for name in candidates}

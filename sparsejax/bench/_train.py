@@ -33,10 +33,10 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One row per recipe, and one row for steps without an exchange.
 
-    With `delayed` one more for each recipe that `sparsejax.delayed` takes.
+    With `delayed`, one more row for each recipe that `sparsejax.delayed` accepts.
 
-    With `local_steps` of more than 1 recipes train in rounds of so many steps. All
-    numbers are those of one step.
+    With `local_steps` above 1, recipes train in rounds of that many steps. All numbers
+    are still per step.
     """
     exchanges: dict[str, Any] = {NO_EXCHANGE: None}
     exchanges |= {name: RECIPES[name].build(density) for name in recipes}
@@ -67,7 +67,7 @@ def measure(
 
 
 def _late(exchanges: dict[str, Any]) -> dict[str, Any]:
-    """The exchanges that can hide behind the next step, in that form."""
+    """The late form of each exchange that `sparsejax.delayed` accepts."""
     found = {}
     for name, recipe in exchanges.items():
         with contextlib.suppress(TypeError, ValueError):
@@ -139,7 +139,7 @@ def _plain(gradient: Callable[..., Any], tx: Any) -> Callable[..., Any]:
 
 
 def _repeated(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Several steps in one program, like those of a round; batches are [H, b, ...]."""
+    """Several steps in one program, like a round; batches are [H, b, ...]."""
 
     def steps(params, state, batches):
         def one(carry, batch):
@@ -162,7 +162,7 @@ def _in_rounds(training: sparsejax.Rounds) -> Callable[..., Any]:
 def _apart(
     step: Callable[..., Any], mesh: jax.sharding.Mesh, batch: P
 ) -> Callable[..., Any]:
-    """`step` of each worker by itself, with parameters [w, ...].
+    """`step`, run by each worker alone, with parameters [w, ...].
 
     A plain loop would run products of stacked matrices, which are slower.
     """

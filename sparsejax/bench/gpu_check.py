@@ -1,8 +1,8 @@
 """`python -m sparsejax.bench.gpu_check`: programs for GPUs, compiled without one.
 
 Compiles a step of every recipe for H100s that exist for the compiler only, and prints
-what the programs cost. Nothing runs: the table tells the shape of the programs, not a
-time. `make gpu-check` installs the compiler's packages and runs this.
+the costs of the programs. Nothing runs: the table describes the programs and measures
+no time. `make gpu-check` installs the compiler's packages and runs this.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DEVICE = pathlib.Path(__file__).with_name("h100_sxm.txtpb")
 BANDWIDTH = 3.35e12  # bytes per second of an H100's memory
 EXCHANGE, TRAIN = "exchange", "train"
 # There is no device to tune kernels on. The tuner would compile each kernel by itself
-# and take the first setting that compiles: the same program, in nearly twice the time.
+# and use the first setting that compiles: the same program, in nearly twice the time.
 _UNTUNED: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"}
-# Of a density.
+# name -> function of a density.
 BUILDERS = {name: row.build for name, row in RECIPES.items()} | {"zen": sparsejax.zen}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compiles, and prints one table."""
+    """Compiles a step of each recipe, and prints one table."""
     parser = argparse.ArgumentParser(
         prog="python -m sparsejax.bench.gpu_check", description=__doc__.split("\n")[0]
     )
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--step",
         choices=(EXCHANGE, TRAIN),
         default=EXCHANGE,
-        help="of one vector "
-        "with SGD, or of the perceptron of `bench train`; default: %(default)s",
+        help="exchange: one vector with SGD; train: the perceptron of `bench train`; "
+        "default: %(default)s",
     )
     add("--n", type=lambda text: int(float(text)), default=100_000_000)
     add("--workers", type=int, default=8)
@@ -79,10 +79,10 @@ def gpu_mesh(workers: int, hosts: int = 1) -> Mesh:
 
     Args:
       workers: the number of GPUs.
-      hosts: the number of machines that they are in, joined by a network.
+      hosts: the number of machines with these GPUs, joined by a network.
 
     Raises:
-      RuntimeError: from jax, where the packages of the compiler are missing.
+      RuntimeError: from jax, if the packages of the compiler are missing.
     """
     topology = topologies.get_topology_desc(
         platform="cuda",
@@ -100,7 +100,7 @@ def compiled_step(tx: Any, mesh: Mesh, n: int, kind: str) -> jax.stages.Compiled
 
 
 def check(recipe: Any, mesh: Mesh, n: int, kind: str = EXCHANGE) -> dict[str, Any]:
-    """Compiles a step of `recipe`; a row of the table."""
+    """Compiles a step of `recipe`; returns a row of the table."""
     began = time.perf_counter()
     compiled = compiled_step(optax.chain(recipe, optax.sgd(1e-3)), mesh, n, kind)
     took = time.perf_counter() - began

@@ -17,7 +17,7 @@ def connect(workers: int) -> None:
     Joins the other processes if `JAX_COORDINATOR_ADDRESS` is set: `JAX_NUM_PROCESSES`
     is their number, and `JAX_PROCESS_ID` the index of this process. Under a scheduler
     that jax supports, such as Slurm, jax finds both numbers. From then on an error ends
-    this process and all others at once; the others would otherwise wait for ever.
+    this process and all others at once; the others would otherwise wait forever.
 
     Args:
       workers: the number of virtual devices of all processes together.
@@ -50,8 +50,8 @@ def make_mesh(
 
     Args:
       workers: the number of devices to use; None for all.
-      axes: their names; all but the first have two devices each where that divides
-        the number, and one otherwise.
+      axes: the names of its axes. From the last on, all but the first have two devices
+        each while the devices left are a multiple of four, and one otherwise.
 
     Raises:
       ValueError: if there are fewer devices than workers, or if devices of other
@@ -79,7 +79,7 @@ def make_mesh(
 
 
 def _shape(count: int, axes: int) -> tuple[int, ...]:
-    """Twos from the last axis on while two workers remain; the rest are workers."""
+    """Sizes of the axes: the first one gets all devices that the others leave."""
     others: list[int] = []
     for _ in range(axes - 1):
         halves = count % 4 == 0

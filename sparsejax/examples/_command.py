@@ -25,7 +25,7 @@ from sparsejax.examples._training import (
 )
 
 _DEFAULT_WORKERS = 8
-# Steps between two losses on the progress bar: to read a loss, it waits for the device.
+# Steps between two losses on the progress bar: reading a loss waits for the device.
 _SHOW_LOSS_EVERY = 25
 
 
@@ -40,10 +40,10 @@ def main(
     """Trains a task with several recipes and prints one table.
 
     Args:
-      make_task: makes the task; called when jax knows its devices.
+      make_task: makes the task; called after `_cluster.connect`.
       description: the text of `--help`.
       steps: the default of `--steps`.
-      argv: the arguments; None for those of the process.
+      argv: the arguments; None for the process's arguments.
       recipes: the recipes that `--recipe` can name.
       default: the default of `--recipe`.
     """

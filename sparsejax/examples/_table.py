@@ -13,7 +13,7 @@ class Row:
     """One training run.
 
     Attributes:
-      density_target: the density asked for; None for recipes that send all non-zeros.
+      density_target: the requested density; None for recipes that send all non-zeros.
       density_worst_error: largest |achieved / target - 1| of all steps but the first;
         None without a target.
       bytes_per_step: bytes that each worker receives, on average over steps;

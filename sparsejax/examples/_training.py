@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
     period: int = 1
 
     def target(self, density: float) -> float | None:
-        """The density that a run with `density` should achieve; None without one."""
+        """The density that a run with `density` should achieve; None if lossless."""
         if self.lossless:
             return None
         return 1.0 if self.everything else density
@@ -59,11 +59,11 @@ RECIPES: dict[str, Recipe] = {
 
 
 class Placement(NamedTuple):
-    """How a task lies on the devices.
+    """How a task is placed on the devices.
 
     Attributes:
-      axes: of the mesh. All but the first have two devices where there are enough.
-      specs: a tree of `PartitionSpec`s as the parameters, or one for all.
+      axes: axes of the mesh. All but the first have two devices if there are enough.
+      specs: a tree of `PartitionSpec`s like the parameters, or one for all.
       axis_name: the axis of the workers.
       batch: how the first axis of a batch is sharded.
     """
@@ -87,7 +87,7 @@ class Task(NamedTuple):
         the number of workers.
       accuracy: params -> test accuracy in [0, 1].
       optimizer: steps -> the transformation after the exchange.
-      placement: the axes of the mesh, and what is sharded over them.
+      placement: the axes of the mesh, and how arrays are sharded over them.
     """
 
     name: str
@@ -109,8 +109,8 @@ class Run(NamedTuple):
       density: Float[exchanges], achieved in each exchange.
       overflow: fraction of the exchanges that were dense because something did not fit.
       ms_per_step: median wall time of a step after warm-up, from the call until the new
-        parameters are computed, without the time to load the batch. Of steps in rounds
-        that of a round, divided by its steps.
+        parameters are computed, without the time to load the batch. In rounds the
+        time of a round, divided by its steps.
     """
 
     accuracy: float
@@ -121,10 +121,10 @@ class Run(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The numbers that a step or a round logs. Replicated.
+    """The numbers that a step or a round logs, replicated.
 
     Attributes:
-      loss: Float[], mean over the global batch; Float[H] of a round, of each step.
+      loss: Float[], mean over the global batch; in a round Float[H], one per step.
       density: Float[], fraction of the coordinates that were exchanged, or that each
         worker sent if `density` is per worker.
       overflow: Bool[], whether something did not fit into its message.
@@ -138,8 +138,8 @@ class Metrics(NamedTuple):
 class Trainer:
     """Compiles the step of one recipe once and runs it for any number of seeds.
 
-    With `local_steps` of more than 1 it compiles a round: each worker makes so many
-    steps of the task's optimizer alone, and the recipe exchanges their sum.
+    With `local_steps` above 1 it compiles a round: each worker makes that many steps
+    of the task's optimizer alone, and the recipe exchanges their sum.
     """
 
     tx: optax.GradientTransformation | sparsejax.Rounds
@@ -180,7 +180,7 @@ class Trainer:
             with jax.set_mesh(self.mesh):
                 params, opt_state, metrics = self._step(params, opt_state, batch)
             # Needed for the timing. Besides, with several steps in flight and more
-            # virtual devices than cores, threads could wait for each other for ever.
+            # virtual devices than cores, threads could wait for each other forever.
             jax.block_until_ready((params, metrics))
             seconds.append(time.perf_counter() - start)
             logged.append(metrics)
@@ -206,14 +206,14 @@ class Trainer:
         return params, sparsejax.init(self.tx, params, self.mesh)
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
-        """The batch of a step, or those of a round in one, [H, size, ...]."""
+        """The batch of a step, or the stacked batches of a round, [H, size, ...]."""
         if self.local_steps == 1:
             return next(batches)
         several = itertools.islice(batches, self.local_steps)
         return jax.tree.map(lambda *rows: np.stack(rows), *several)
 
     def _place(self, rows: np.ndarray) -> Array:
-        examples = 0 if self.local_steps == 1 else 1  # the axis of them
+        examples = 0 if self.local_steps == 1 else 1  # the axis of the examples
         parts = np.split(rows, jax.process_count(), axis=examples)
         return jax.make_array_from_process_local_data(
             self._per_worker, parts[jax.process_index()], rows.shape
@@ -237,7 +237,7 @@ def _make_step(
 ) -> Callable[..., Any]:
     """The step of all workers: (params, opt_state, batch) -> (..., Metrics)."""
 
-    # Donated, the residual is updated in place.
+    # Donation lets the residual be updated in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, opt_state, batch):
         value, grads = sparsejax.value_and_grad(loss, axis_name=axis_name)(
@@ -251,7 +251,7 @@ def _make_step(
 
 
 def _make_round(training: sparsejax.Rounds) -> Callable[..., Any]:
-    """A round of all workers, as `_make_step`; batches are [H, w b, ...]."""
+    """A round of all workers, like `_make_step`; batches are [H, w b, ...]."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, batches):

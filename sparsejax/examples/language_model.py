@@ -95,7 +95,7 @@ def init(seed: int, words: int, size: Size):
 
 
 def logits(params, tokens):
-    """Tokens Int32[b, t] -> logits [b, t, words] of each next one."""
+    """Tokens Int32[b, t] -> logits [b, t, words] of each next token."""
     x = jnp.take(params["embedding"], tokens, axis=0)
     for block in params["blocks"]:
         x = x + _attend(_normed(x, block["before"]), block)
@@ -111,7 +111,7 @@ def _normed(x, scale):
 
 def _attend(x, block):
     q, k, v = jnp.moveaxis(jnp.einsum("btd,dchk->btchk", x, block["qkv"]), 2, 0)
-    # Positions enter by a slope of each head: closer words weigh more.
+    # Each head lowers the scores of distant words by its own slope.
     t, heads = x.shape[1], q.shape[2]
     distance = jnp.arange(t)[:, None] - jnp.arange(t)[None]
     slopes = 2.0 ** -jnp.arange(1, heads + 1)
@@ -146,7 +146,7 @@ def make_task(size: Size = Size()) -> Task:  # noqa: B008 (a constant)
         rate = optax.warmup_cosine_decay_schedule(
             0.0, _LEARNING_RATE, max(1, int(_WARM_UP_SHARE * steps)), steps
         )
-        # Behind the recipe both see the averaged gradient of the whole model.
+        # After the recipe both get the averaged gradient of the whole model.
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate))
 
     return classification(

@@ -1,4 +1,4 @@
-"""Trains a small language model and exchanges its embedding by Zen.
+"""Trains a small language model and exchanges its embedding with Zen.
 
     python -m sparsejax.examples.text --recipe dense,zen,zen+exdyna --seeds 2
 
@@ -11,12 +11,12 @@ JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID set.
 The table shows for each recipe: the fraction of right guesses in held-out texts; the
 fraction of the gradient that was exchanged; the bytes that each worker receives per
 step; and the median time of a step. "zen" sends the embedding's rows exactly and the
-rest densely; "zen+exdyna" sends the rest by ExDyna, at the given density.
+rest densely; "zen+exdyna" sends the rest with ExDyna, at the given density.
 
     python -m sparsejax.examples.text --local-steps 30 --recipe dense,exdyna,sparseloco
 
 trains in rounds: each worker makes 30 steps of Adam alone, and the sum of its updates
-goes through the recipe. All numbers are still those of one step.
+goes through the recipe. All numbers are still per step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RECIPES = {
 
 
 def read() -> tuple[list[np.ndarray], int]:
-    """All texts as word numbers, in the order of their names; the number of words."""
+    """All texts as word numbers, in the order of their names, and the word count."""
     texts = [topics.topics[name] for name in sorted(topics.topics)]
     words = [re.findall(r"[a-z_]+|[0-9]+|[^\sa-z0-9_]", t.lower()) for t in texts]
     numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Exchanges: they deliver choices, and tell each worker which coordinates went out."""
+"""Exchanges deliver choices, and report to each worker which coordinates went out."""
 
 from sparsejax.exchanges._dense import dense
 from sparsejax.exchanges._leader import leader

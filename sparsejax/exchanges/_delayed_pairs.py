@@ -26,9 +26,9 @@ class InFlight(NamedTuple):
     """A worker's message between the step that made it and the step that delivers it.
 
     Attributes:
-      message: PerWorker, UInt16[m]: as the next step sends it.
-      coordinates: PerWorker, Int32[k]: of its values; empty slots hold `n`.
-      values: PerWorker, Float32[k]. They are in no residual any more.
+      message: PerWorker, UInt16[m]: the message that the next step sends.
+      coordinates: PerWorker, Int32[k], of the message's values; empty slots hold `n`.
+      values: PerWorker, Float32[k]; the residual does not contain them any more.
     """
 
     message: PerWorker
@@ -43,7 +43,8 @@ class DelayedPairsDetails(NamedTuple):
       chosen: Int32[w], the number of coordinates that each worker sent.
       union: Int32[], the number of distinct coordinates among them.
       rounding: see `PairsDetails`.
-      present: Bool[w], the workers that took part, by which the sum was divided.
+      present: Bool[w], the workers that took part; the sum was divided by their
+        number.
     """
 
     chosen: Int[Array, " w"]
@@ -62,20 +63,20 @@ class _Arrived(NamedTuple):
 def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchange:
     """`pairs` whose message of step t is delivered in step t + 1.
 
-    The operand of the all-gather lies in the state, so that a compiler can start the
-    exchange before the backward pass and end it behind. Values leave the residual when
-    they are chosen.
+    The state contains the operand of the all-gather, so that a compiler can start the
+    exchange before the backward pass and end it afterwards. Values leave the residual
+    when they are chosen.
 
     Args:
-      bits: of a value on the wire.
-      sparsifier: whose choices are sent; its slots fix the size of the state.
+      bits: the bits of a value on the wire.
+      sparsifier: makes the choices that are sent; its slots fix the size of the state.
       workers: the workers' axis.
     """
 
     slots_in = slots_of(sparsifier, workers)
 
     def flight(layout, units, indices, own, facts, here):
-        """What is sent, and the values that arrive."""
+        """The parts of this worker's message, and the state that contains it."""
         coordinates = units.coordinates(indices)
         words, values, errors = encoded(own, coordinates, layout, bits)
         nowhere = jnp.zeros((), jnp.int32)
@@ -117,7 +118,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
         choice = with_indices(choice, step.n)
         units = Units.of(choice, step.n)
         here = jnp.asarray(True if step.present is None else step.present)
-        if step.present is not None:  # Zeros of the whole vector are no choice.
+        if step.present is not None:  # An absent worker chooses nothing.
             kept = jnp.where(here, choice.indices, units.number)
             choice = choice._replace(indices=kept)
         own = units.values(vector, choice.indices)
@@ -134,7 +135,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
     return Exchange(
         apply,
         EVERY_SUPPORT,
-        # No other code can read the message that lies in the state.
+        # Only this code can read the message that the state contains.
         f"pairs in {bits} bits, one step late",
         init=init,
         details=details,

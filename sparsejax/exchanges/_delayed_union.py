@@ -1,4 +1,4 @@
-"""`union` and `leader`, two steps late: in one message that lies in the state."""
+"""`union` and `leader`, two steps late, in one message that the state contains."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Announced(NamedTuple):
-    """What is between the step that chose coordinates and the step that delivers them.
+    """State between the step that chose coordinates and the step that delivers them.
 
-    Replicated, except for what is marked `PerWorker`.
+    Replicated, except for leaves marked `PerWorker`.
 
     Attributes:
-      message: PerWorker, Float32[M]: as the next step sums it. First this worker's
-        values at `coordinates`, which are in no residual any more, then the indices and
-        the facts of the last step.
-      coordinates: Int32[m]: of the values; empty slots hold `n`.
-      demand: Int32[w], threshold: Float32[w], dropped: Bool[w]: of the step that chose
-        the coordinates.
+      message: PerWorker, Float32[M]: the message that the next step sums. It consists
+        of this worker's values at `coordinates`, which the residual does not contain
+        any more, and of the indices and the facts of the last step.
+      coordinates: Int32[m], the coordinates of the values; empty slots hold `n`.
+      demand: Int32[w], threshold: Float32[w], dropped: Bool[w]: the facts of the step
+        that chose the coordinates.
     """
 
     message: PerWorker
@@ -59,7 +59,7 @@ class LateDetails(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """The mean and report of last step's values, and the coordinates of the next."""
+    """The mean and report of last step's values, and the next step's coordinates."""
 
     mean: Float[Array, " n"]
     report: Report
@@ -74,16 +74,16 @@ def delayed_union(
     """`union` or `leader`, whose choice of step t is delivered in step t + 2.
 
     The message of step t + 1 carries the indices that were chosen in step t, and the
-    values at those of step t - 1, which all workers know by then. It is one all-reduce:
-    values are summed, and every worker adds zeros where others write their indices, 16
-    bits to a number. Its operand lies in the state, so that a compiler can start the
-    exchange before the backward pass and end it behind. Values leave the residual when
-    the indices of all workers are known.
+    values at the indices of step t - 1, which all workers know by then. One all-reduce
+    sends both: values are summed, and every worker adds zeros where others write their
+    indices, 16 bits to a number. The state contains the operand, so that a compiler can
+    start the exchange before the backward pass and end it afterwards. Values leave the
+    residual when the indices of all workers are known.
 
     Args:
-      sparsifier: whose choices are sent; its slots fix the size of the state.
+      sparsifier: makes the choices that are sent; its slots fix the size of the state.
       workers: the workers' axis.
-      name: of the exchange.
+      name: the name of the exchange.
       leading: whether only worker `step mod w` chooses.
     """
     slots_in = slots_of(sparsifier, workers)
@@ -91,8 +91,8 @@ def delayed_union(
     def sizes(layout, count):
         """Static: `(slots, places, lengths, like)`.
 
-        `lengths` of the message's values, codes and facts; `like` is what a worker
-        tells.
+        `lengths` are the lengths of the message's values, codes and facts; `like` has
+        the types of one worker's code and facts.
         """
         slots, places = slots_in(layout, count), 1 if leading else count
         units = slots.units
@@ -112,7 +112,7 @@ def delayed_union(
 
     def init(layout, count):
         lengths = sizes(layout, count)[2]
-        # In a message of zeros nobody is present, so that nothing was chosen.
+        # A message of zeros marks no worker as present, so nothing was chosen.
         return Announced(
             PerWorker(jnp.zeros((sum(lengths),), jnp.float32)),
             jnp.full(lengths[:1], layout.n, jnp.int32),
@@ -147,12 +147,12 @@ def delayed_union(
         )
         heard = here[(step.index - 1) % count] if leading else jnp.any(here)
         indices = jnp.where(heard, indices, units.number)
-        # Parts are disjoint, but not where all workers choose the whole vector.
+        # Parts are disjoint, unless all workers choose the whole vector.
         support = "agreed" if slots.whole else step.support
         chosen = united(indices, units, dataclasses.replace(step, support=support))
         taken = _xla.values_at(vector, chosen)
         own = taken if step.present is None else jnp.where(step.present, taken, 0)
-        # So that the sparsifier does not choose them again.
+        # Removed, so that the sparsifier does not choose these values again.
         vector = vector.at[chosen].set(taken - own, mode="drop")
         told = zero_report(count)._replace(demand=demand, threshold=threshold)
         told = without_gaps(told, here)
@@ -197,6 +197,6 @@ def delayed_union(
 def _row(
     words: Float[Array, " c"], mine: Int[Array, ""], count: int
 ) -> Float[Array, " wc"]:
-    """`words` in the place of this worker, and zeros in those of the others."""
+    """One row per worker, flat: `words` in this worker's row, zeros in all others."""
     rows = jnp.arange(count, dtype=jnp.int32)[:, None]
     return jnp.where(rows == mine, words[None], 0).reshape(-1)

@@ -59,7 +59,7 @@ def or_whole(
       apply: the `Exchange.apply` for choices with indices.
       whole: `(layout, worker_count) -> details`, the details of a step that averages
         whole vectors.
-      widths: bits of a value there and back.
+      widths: see `Widths`.
     """
 
     def either(vector, choice, state, step):
@@ -76,7 +76,7 @@ def dense() -> Exchange:
     """An all-reduce of the whole vector, whatever the choice.
 
     Sums are computed in float32, and in float64 if a leaf of the gradient is float64. A
-    worker receives `2 (w-1)/w` times 4 n bytes, or twice as many.
+    worker receives `2 (w-1)/w` times 4 n bytes, or 8 n bytes in float64.
 
     Example:
       >>> import sparsejax

@@ -90,7 +90,7 @@ def united(indices: Int[Array, "w k"], units: Units, step: Step) -> Int[Array, "
 def distinct(indices: Int[Array, "w k"], units: int) -> Int[Array, "w k"]:
     """`indices` without repetitions: only the first slot of a unit keeps the unit.
 
-    Takes a byte per unit for marks. The indices of one worker must not repeat.
+    Needs a byte per unit for marks. The indices of one worker must not repeat.
     Replicated.
     """
 

@@ -1,4 +1,4 @@
-"""Shared by exchanges that deliver later than they choose."""
+"""Helpers of exchanges that deliver later than they choose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_indices(choice: Choice, n: int) -> Any:
-    """The choice of the whole vector by its indices; others as they are."""
+    """A choice of the whole vector gets indices; all others are returned unchanged."""
     if choice.indices is not None:
         return choice
     return choice._replace(indices=jnp.arange(n, dtype=jnp.int32), row_size=1)
@@ -27,8 +27,8 @@ class Slots(NamedTuple):
     """The slots of a sparsifier's choices. Static.
 
     Attributes:
-      units: of the indices.
-      number: k.
+      units: the units of the indices.
+      number: k, the number of slots.
       whole: whether all workers choose the whole vector.
     """
 
@@ -42,7 +42,7 @@ def slots_of(
 ) -> Callable[[Layout, int], Slots]:
     """`(layout, worker_count) -> Slots` of the sparsifier's choices.
 
-    A trace of the sparsifier tells the shapes, which fix the size of the state.
+    A trace of the sparsifier gives the shapes, which fix the size of the state.
     """
 
     @functools.cache

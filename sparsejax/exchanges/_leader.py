@@ -21,7 +21,7 @@ from sparsejax.vectors import _codec, _reach
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, UInt, UInt32
 
-# "disjoint" is missing: parts rotate as the leader does, so the leaders would not visit
+# "disjoint" is missing: parts rotate with the leader, so the leaders would not visit
 # all parts, and some coordinates would never be delivered.
 _ACCEPTED = frozenset({"overlapping", "agreed", "everything"})
 
@@ -39,7 +39,7 @@ class LeaderDetails(NamedTuple):
 def leader(value_bits: Any = None) -> Exchange:
     """Worker `step mod w` chooses the coordinates, and all average their values there.
 
-    Each step takes two messages, whose size does not depend on the number of workers:
+    Each step sends two messages, whose size does not depend on the number of workers:
     the leader's indices, in the shortest code, with the small facts of the report; and
     the mean of `k` values.
 

@@ -28,9 +28,9 @@ class PairsDetails(NamedTuple):
 
     Attributes:
       chosen: Int32[w], the number of coordinates that each worker sent.
-      union: Int32[], the number of distinct coordinates among them, as `Report.sent`.
+      union: Int32[], the number of distinct coordinates among them: `Report.sent`.
       rounding: Float[], the mean over workers of the rounding errors of values,
-        relative to the values: 0 for 32 bits, and for lists too short to tell.
+        relative to the values: 0 for 32 bits, and for short lists.
     """
 
     chosen: Int[Array, " w"]
@@ -54,26 +54,26 @@ def add_pairs(
     divisor: Int[Array, ""] | int,
     errors: Sequence[BFloat16[Array, " w"]],
 ) -> tuple[Float[Array, " n"], Float[Array, " kD"], Report]:
-    """The mean of all workers' pairs: their sum over `divisor`.
+    """The mean of all workers' pairs: their sum divided by `divisor`.
 
     Args:
-      indices: Int32[w, k], replicated: of units; empty slots hold their number.
-      values: of each unit, replicated.
+      indices: Int32[w, k], replicated: units; empty slots hold `units.number`.
+      values: the values of each unit, replicated.
       facts: `(demand [w], threshold [w], dropped [w])`, replicated.
-      units: static.
+      units: static, the units of the indices.
       step: the step.
-      divisor: the number of workers that count.
+      divisor: the number of workers that took part.
       errors: all workers' `told_errors`.
 
     Returns:
       mean: Float[n], replicated, rounded to the dtypes of the gradient.
       rest: Float[kD], per worker: the rounding errors that this worker keeps, at its
-        own indices: of coordinates that it was the first to send.
+        own indices; 0 unless it was the first worker to send the coordinate.
       report: Report, replicated.
     """
     layout, count = step.layout, step.w
     chosen = jnp.sum(indices < units.number, axis=1, dtype=jnp.int32) * units.size
-    # The sum takes memory when the whole message has been read.
+    # The sum uses memory only after the whole message has been read.
     read = (jnp.min(indices, initial=0), values, facts, errors)
     until, values, facts, errors = _xla.computed_together(read)
     total, number, first = sum_in_order(units, indices, values, divisor, until, step)
@@ -95,15 +95,15 @@ def add_pairs(
 def costs_more_than_the_whole(
     slots: int, value_words: int, units: Units, step: Step
 ) -> bool:
-    """Whether pairs of all workers take more bytes than a sum of whole vectors. Static.
+    """Whether pairs of all workers need more bytes than a sum of whole vectors. Static.
 
     Args:
-      slots: k, of each worker.
-      value_words: 16-bit words of a worker's values.
-      units: static.
+      slots: k, the slots of each worker.
+      value_words: the number of 16-bit words of a worker's values.
+      units: static, the units of the choice.
       step: the step.
     """
-    if not step.layout.exact:  # Nobody would know who keeps the roundings of the sum.
+    if not step.layout.exact:  # The sum hides which worker has to keep a rounding.
         return False
     message = _codec.cheapest(slots, units.number).size + 2 * value_words
     return step.w * message > 2 * 4 * units.n

@@ -22,14 +22,14 @@ def encoded(
     """A worker's values as a message.
 
     Args:
-      own: of each unit.
-      coordinates: of the values; empty slots hold `n`.
+      own: the values of each unit.
+      coordinates: the coordinates of the values; empty slots hold `n`.
       layout: the layout.
-      bits: of a value.
+      bits: the bits of a value.
 
     Returns:
       words: the message.
-      values: as they arrive.
+      values: the values as they arrive.
       errors: the `told_errors`; empty for 32 bits.
     """
     own, leaves = own.reshape(-1), layout.leaf_turns(coordinates)

@@ -27,22 +27,22 @@ from sparsejax.vectors._narrow import value_code
 def pairs(value_bits: Any = None) -> Exchange:
     """All workers receive all pairs, and add the values of each coordinate.
 
-    Each step takes one message: an all-gather of the indices, in the shortest code, the
+    Each step sends one message: an all-gather of the indices, in the shortest code, the
     values, and the small facts of the report. A worker delivers its values at its own
     coordinates only.
 
-    The bytes that a worker receives grow with the number of workers. Where they would
-    be more than those of an all-reduce of the whole vector, such as for 25 % and eight
-    workers, the same values travel in one. The number of distinct coordinates grows
-    with the number of workers, too: see `sent` and `density` of the report. Choices
-    that are equal on all workers take fewer bytes with `union`.
+    The bytes that a worker receives grow with the number of workers. Where an
+    all-reduce of the whole vector needs fewer bytes, such as at 25 % with eight
+    workers, it carries the same values instead. The number of distinct coordinates
+    grows with the number of workers too: see `sent` and `density` of the report.
+    Choices that are equal on all workers need fewer bytes with `union`.
 
     Args:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
         (bfloat16), 8, 4, 2 or 1. Values are summed in float32, and rounding errors
-        stay in the residual; without a memory they are lost. Below 16 bits, the values
-        of one leaf in a block of 512 slots share a scale, and those of the sixteenth
-        leaf after it; lists for which scales do not pay take more bits.
+        stay in the residual; without a memory they are lost. Below 16 bits, each leaf
+        in a block of 512 slots has its own scale; leaf i and leaf i + 16 share one.
+        Short lists, for which scales would not pay, are sent in more bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

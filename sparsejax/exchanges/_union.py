@@ -33,8 +33,9 @@ class UnionDetails(NamedTuple):
     Attributes:
       histogram: Int32[B], the number of delivered coordinates in each of B equal blocks
         of the vector.
-      rounding: Float[], the mean over workers of the rounding errors of values on both
-        ways, relative to the values: 0 for 32 bits, and for lists too short to tell.
+      rounding: Float[], the rounding errors of values sent and of means sent back,
+        relative to the values, as a mean over workers: 0 for 32 bits, and for short
+        lists.
     """
 
     histogram: Int[Array, " B"]
@@ -44,25 +45,25 @@ class UnionDetails(NamedTuple):
 def union(value_bits: Any = None) -> Exchange:
     """All workers receive all indices, and average their values there.
 
-    Each step takes two messages: an all-gather of the indices, in the shortest code,
-    with the small facts of the report; and the mean of `w k` values. In fewer than 32
-    bits values travel twice, to a worker that averages them and back. A worker keeps
-    the rounding errors of its own values, and those of the means that it averages, w
-    times: the mean over workers loses nothing.
+    Each step sends two messages: an all-gather of the indices, in the shortest code,
+    with the small facts of the report; and the mean of `w k` values. With fewer than 32
+    bits, each value is sent to one worker, which averages, and the mean is sent back. A
+    worker keeps the rounding errors of its own values, and w times the rounding errors
+    of the means that it computes: the mean over workers loses nothing.
 
-    Every worker delivers its value at every gathered coordinate, also at coordinates
+    Every worker delivers its value at every gathered coordinate, even at coordinates
     that only others chose. The union of overlapping choices grows with the number of
     workers. The union of disjoint choices has exactly the chosen coordinates. Indices
     that are equal on all workers are not sent.
 
     Args:
       value_bits: the bits of a value on the wire: 32 (float32, the default), 16
-        (bfloat16), 8, 4, 2 or 1. Or a pair, for the ways to the worker that averages
-        and back; a single number below 8 means 8 bits back. Values are summed in
-        float32, and rounding errors stay in the residuals; without a memory they are
-        lost. Below 16 bits, the values of one leaf in a block of 512 slots share a
-        scale, and those of the sixteenth leaf after it; lists for which scales or two
-        ways do not pay take more bits.
+        (bfloat16), 8, 4, 2 or 1. Or a pair: the bits of a value sent to the worker that
+        averages, and of a mean sent back; a single number below 8 means 8 bits back.
+        Values are summed in float32, and rounding errors stay in the residuals; without
+        a memory they are lost. Below 16 bits, each leaf in a block of 512 slots has its
+        own scale; leaf i and leaf i + 16 share one. Short lists, for which scales or a
+        message back would not pay, are sent in more bits.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

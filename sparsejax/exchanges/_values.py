@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from jaxtyping import Array, BFloat16, Bool, Float, Int
 
 
-# Bits of a value on its way to the worker that averages, and of a mean on its way back.
+# Bits of a value sent to the worker that averages, and of a mean sent back.
 Widths = tuple[int, int]
 FULL: Widths = (32, 32)
 
-# A shorter list does not tell its rounding error: two bytes are much of its message.
+# A shorter list does not report its rounding error: two bytes are much of its message.
 _TELLING = 64
 
 
 def relative_error(
     values: Float[Array, "*shape"], received: Float[Array, "*shape"]
 ) -> BFloat16[Array, ""]:
-    """The sum of the rounding errors' magnitudes, over that of the values."""
-    largest = jnp.max(jnp.abs(values), initial=0)  # whose sum may overflow
+    """The sum of `|values - received|` over the sum of `|values|`."""
+    largest = jnp.max(jnp.abs(values), initial=0)  # sums of magnitudes may overflow
     lost, whole = (
         jnp.sum(shares(jnp.abs(x), largest)) for x in (values - received, values)
     )
@@ -40,7 +40,7 @@ def relative_error(
 def told_errors(
     values: Float[Array, "*shape"], received: Float[Array, "*shape"], slots: int
 ) -> tuple[BFloat16[Array, ""], ...]:
-    """The `relative_error` for a message; empty if the list of `slots` is short."""
+    """The `relative_error`, for a message; empty if the list has few `slots`."""
     return (relative_error(values, received),) if slots >= _TELLING else ()
 
 
@@ -57,17 +57,17 @@ def average(
 ) -> tuple[Float[Array, " m"], Float[Array, " m"], Float[Array, ""]]:
     """The mean over workers, with values of few bits on the wire, summed in float32.
 
-    An all-reduce sends each value twice in float32; with fewer bits this function sends
-    each value twice in them. Each worker sends a share of its values to every other
+    An all-reduce sends each value twice in float32; this function sends each value
+    twice in fewer bits. Each worker sends a share of its values to every other
     worker and averages the received shares; an all-gather collects the means. The wire
     carries integers, since compilers widen narrow floats and move casts across
-    collectives. Where padding and scales make that more bytes, as in short lists of
-    many workers, the values take the all-reduce.
+    collectives. Where padding and scales would make that more bytes, such as for short
+    lists of many workers, an all-reduce carries the values.
 
     Args:
       values: Float32[m], per worker.
       step: the step.
-      widths: bits of a value there and back.
+      widths: see `Widths`.
       indices: Int32[m], replicated: the values' coordinates, by default all.
 
     Returns:
@@ -75,13 +75,13 @@ def average(
       error: Float32[m], per worker. The mean of the workers' errors is the exact mean
         minus `mean`: a worker keeps the rounding error of its own values, and w times
         the rounding error of the means that it computed.
-      rounding: Float[], replicated: the mean over workers of `relative_error`, of a
-        sample of the worker's values, and of its means.
+      rounding: Float[], replicated: the `relative_error` of a sample of a worker's
+        values plus the `relative_error` of its means, as a mean over workers.
     """
     (m,), count, workers = values.shape, step.w, step.workers
     slots, leaf_count = _share(m, step, widths), step.layout.leaf_count
     there, back = (value_code(bits, slots, leaf_count) for bits in widths)
-    # Words of 16 bits: a message to each worker and from each, and an error of each.
+    # In 16-bit words: a message to and from each worker, and each worker's error.
     words = count * (there.size + back.size + (m >= _TELLING))
     if widths == FULL or words >= 4 * m:
         mean = workers.mean(values)
@@ -97,16 +97,17 @@ def average(
         return rows[share]
 
     def sample(rows):
-        """A worker's share of the slots of each row: own choices have larger values.
+        """Every w-th slot of each row, but at least one slot.
 
-        The share is spread over the row, whose last slots may be empty.
+        Slots that this worker chose itself would be a biased sample: their values are
+        larger. The sample is spread over the row, whose last slots may be empty.
         """
         apart = min(count, slots)
         rows = rows[:, : slots // apart * apart].reshape(count, -1, apart)
         return jax.lax.dynamic_index_in_dim(rows, share % apart, 2, keepdims=False)
 
     def filled(values, view):
-        """Decoded values of a view of the rows."""
+        """Decoded values of the rows that `view` selects, 0 in empty slots."""
         if inside is None:
             return values
         return in_slots(values, view(inside), min(widths))
@@ -137,21 +138,21 @@ def average(
 def _among_filled(
     error: BFloat16[Array, ""], filled: Bool[Array, "w s"]
 ) -> BFloat16[Array, ""]:
-    """`error` of a worker's share, so that the mean is that of shares with values."""
+    """Scales `error`, so that the mean over workers is the mean over filled shares."""
     number = jnp.sum(jnp.any(filled, axis=1), dtype=jnp.int32)
     part = jnp.maximum(number, 1) / len(filled)
     return error / part.astype(error.dtype)
 
 
 def _share(m: int, step: Step, widths: Widths) -> int:
-    """The slots of a worker's share of `m` values, which fill its blocks. Static."""
+    """Static: the slots of a worker's share of `m` values, which fill whole blocks."""
     return value_code(widths[0], -(-m // step.w), step.layout.leaf_count).full
 
 
 def fill_shares(
     indices: Int[Array, " m"], step: Step, widths: Widths
 ) -> Int[Array, " c"]:
-    """`indices`, and empty slots at the end, so that `average` need not pad values."""
+    """`indices` with empty slots at the end, so that `average` need not pad values."""
     (m,), share = indices.shape, _share(indices.size, step, widths)
     if share == -(-m // step.w):  # Short lists, or codes without blocks.
         return indices
@@ -170,7 +171,7 @@ def deliver_at(
       vector: Float[n], per worker.
       indices: Int32[m], replicated and distinct; empty slots hold `n`.
       step: the step.
-      widths: bits of a value there and back.
+      widths: see `Widths`.
 
     Returns:
       update: Float[n], replicated.
@@ -195,6 +196,6 @@ def placed(
     rounded = step.layout.round(indices, mean)
     # Indices are distinct, so the order of the scatter cannot make replicas drift
     # apart.
-    sent = jnp.sum(indices < step.n, dtype=jnp.int32)  # that of the report: one kernel
+    sent = jnp.sum(indices < step.n, dtype=jnp.int32)  # as in the report: one kernel
     zeros = _xla.late_zeros(step.n, sent)
     return _xla.insert(zeros, indices, rounded), mean - rounded

@@ -1,4 +1,4 @@
-"""Error feedback with decay: what waits long counts less."""
+"""Error feedback with decay: values that wait long count less."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def decayed(beta: float) -> Memory:
 
         vector = gradient + beta residual
 
-    After the exchange the residual is that of `error_feedback`: `delivery.left` at
-    delivered coordinates and `vector` at all others. A gradient that waits for t steps
-    arrives as `beta ** t` of itself, so that stale directions count less. The rest is
+    After the exchange the residual is `delivery.left` at delivered coordinates and
+    `vector` at all others, as with `error_feedback`. A gradient that waits for t steps
+    arrives multiplied by `beta ** t`, so that stale directions count less. The rest is
     lost on purpose: with `beta < 1` a method does not conserve gradient mass.
 
     Args:
-      beta: in (0, 1]. With 1, the memory is `error_feedback`.
+      beta: the factor, in (0, 1]. With 1, the memory is `error_feedback`.
 
     Raises:
       TypeError: if `beta` is not a number, or is traced.

@@ -37,7 +37,8 @@ def momentum_correction(momentum: float) -> Memory:
     momentum a second time.
 
     Args:
-      momentum: in [0, 1). With 0, updates equal those of `error_feedback`.
+      momentum: the factor of the old velocity, in [0, 1). With 0, updates equal those
+        of `error_feedback`.
 
     Raises:
       TypeError: if `momentum` is not a number, or is traced.

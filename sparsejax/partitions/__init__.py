@@ -2,8 +2,8 @@
 
 A partition is a `Partition`, a record of pure functions; pass one as `partition=` to
 `sparsifiers.exclusive`. This module has three partitions. To write another, fill in the
-record. The other functions tell which worker owns a part (`parts_of`, `by_part`), how
-many coordinates a part should send (`quotas`), and the blocks in which the exchange
+record. The other functions give each worker's part (`parts_of`, `by_part`), the number
+of coordinates that a part should send (`quotas`), and the blocks in which the exchange
 `union` counts delivered coordinates (`blocks`).
 
 Everything here is replicated and deterministic: each worker computes all bounds from

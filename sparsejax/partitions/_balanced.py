@@ -49,7 +49,7 @@ def _least_blocks(n: int, worker_count: int, target: int) -> int | None:
     """Static: the fewest blocks that a part may have; None if no bound can move."""
     count, size = blocks(n, worker_count)
     quota = -(-target // worker_count)
-    # One block more than the quota fills, as the last block may be short.
+    # One block more than the quota fills, since the last block may be short.
     least = max(1, count // (_LEAST * worker_count), -(-quota // size) + 1)
     return least if worker_count > 1 and worker_count * least <= count else None
 

@@ -28,7 +28,7 @@ def parts_of(step: Int[Array, ""], worker_count: int) -> Int[Array, " w"]:
 def by_part(
     values: Shaped[Array, " w ..."], step: Int[Array, ""], worker_count: int
 ) -> Shaped[Array, " w ..."]:
-    """Reorders `values` from the order of the workers to that of their parts.
+    """Reorders `values` from the order of the workers to the order of their parts.
 
     Args:
       values: [w, ...], replicated: one entry per worker.

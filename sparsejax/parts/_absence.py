@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def keep_waiting(settled: Any, old: Any, present: Bool[Array, ""]) -> Any:
-    """The residual after a step: of an absent worker the old one. Per worker.
+    """The residual after a step; an absent worker keeps its old one. Per worker.
 
     Args:
-      settled: the residual that the memory settled, of an absent worker from a vector
-        of zeros: in its first leaf only rounding errors, of means that this worker
-        computed for all.
+      settled: the residual from `Memory.settle`. An absent worker's vector was zero, so
+        its first leaf has only rounding errors, of means that this worker computed for
+        all workers.
       old: the residual before the step.
       present: whether this worker takes part.
     """
@@ -45,9 +45,9 @@ def among_present(
 def without_gaps(report: Report, here: Bool[Array, " w"]) -> Report:
     """The report for `Sparsifier.adapt`, if some workers are absent. Replicated.
 
-    An absent worker tells no demand and no threshold. The sparsifier sees the means of
-    the others in their place, so that rules do not take the absence for a threshold
-    that is too high.
+    An absent worker reports neither demand nor threshold. The sparsifier gets the means
+    of the present workers instead, so that rules do not mistake the absence for a
+    threshold that is too high.
     """
     number = jnp.maximum(jnp.sum(here), 1)
 

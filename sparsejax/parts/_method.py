@@ -106,17 +106,17 @@ class Exchange(NamedTuple):
       init: `(layout, worker_count) -> state`, replicated or marked `PerWorker`.
       details: `(layout, worker_count) -> NamedTuple` of zeros: `Report.details` before
         the first step, which fixes their structure.
-      tells: the names in `Report.details` that a sparsifier may read.
+      tells: the names in `Report.details` that this exchange reports to sparsifiers.
       wide: whether `apply` delivers whole vectors of float64 without a loss. Other
         vectors are float32.
       abstains: whether a worker whose vector is zero adds nothing to the mean, so that
         it can be left out of a step.
       receive: `(vector, state, step) -> (vector, arrived)`, for exchanges that deliver
         later than they send: runs before the sparsifier chooses, and `apply` gets
-        `arrived` in the place of the state. `None` for all others.
-      lag: static: how many steps after a choice its mean and its report arrive. With
-        1 or more, `details.present` names the workers of that step, Bool[w], by whose
-        number the mean was divided.
+        `arrived` instead of the state. `None` for exchanges that deliver at once.
+      lag: static, the number of steps between a choice and its mean and report. If it
+        is 1 or more, `details.present`, Bool[w], marks the workers that took part in
+        the step of the choice; the mean is divided by their number.
       later: `(sparsifier, workers) -> Exchange`: the same exchange, late, for
         `sparsejax.delayed`. `None` if there is no such form.
 

@@ -35,7 +35,8 @@ class Step:
     Example:
       >>> def select(vector, state, step):  # of a sparsifier: one part per worker
       ...     size = step.n // step.w
-      ...     return step.rank * size + jnp.arange(size, dtype=jnp.int32)
+      ...     indices = step.rank * size + jnp.arange(size, dtype=jnp.int32)
+      ...     return Choice(indices, jnp.int32(size), jnp.float32(0)), state
     """
 
     index: Int[Array, ""]
@@ -66,13 +67,14 @@ class Step:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The range of each worker's indices, known to all: so indices take fewer bytes.
+    """The range in which each worker's indices lie.
+
+    All workers know it, so an index takes fewer bits.
 
     Attributes:
       start: Int32[w], replicated: the first coordinate that each worker may choose.
       span: static: no worker chooses a coordinate at or beyond `start + span`.
-      usual: static: the code of the indices has the size that suits this span; by
-        default `span`.
+      usual: static, the span for which the message has full room; by default `span`.
       long: Bool[w], replicated: whether a worker may choose coordinates at or beyond
         `start + usual`. Its indices take more bits each, so its last slots must be
         empty: all from `sparsejax.vectors.room(k, usual, span)` on.
@@ -124,7 +126,9 @@ class Report(NamedTuple):
       sent: Int32[], the number of distinct coordinates that were delivered.
       density: Float[], `sent / n`.
       threshold: Float[w], the threshold that each worker applied.
-      dropped: Bool[w], True for workers whose gradient was non-finite and left out.
+      dropped: Bool[w], True for workers that were left out of the step: their gradient
+        was not finite, or they were absent (`present=`). With `nonfinite="propagate"`,
+        True for workers whose gradient made the update NaN.
       details: NamedTuple, the facts that only this exchange reports.
 
     Example:
@@ -152,8 +156,8 @@ class Delivery(NamedTuple):
         Its values are representable in the gradient's dtypes.
       delivered: Int32[m], per worker: the coordinates of this worker's vector that went
         out; empty slots hold `n`. `None` stands for every coordinate.
-      left: Float[m], per worker: the value that stays behind at each of them, such as a
-        rounding error, or 0. Float[n] if `delivered` is `None`.
+      left: Float[m], per worker: the value that this worker keeps at each of them, such
+        as a rounding error, or 0. Float[n] if `delivered` is `None`.
       report: Report, replicated.
 
     Example:

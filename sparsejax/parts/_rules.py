@@ -15,10 +15,10 @@ class ThresholdRule(NamedTuple):
     """Finds the threshold of the part that a worker of an exclusive sparsifier scans.
 
     `quota` is the number of coordinates that the part should send; quotas sum to the
-    target. `count` maps thresholds Float[T] to Int32[T]: the number of
-    coordinates of this worker's part with `|x| >= threshold`. Each call is one pass
-    over the part. If `fills`, programs for accelerators call `find` for a sample of the
-    part: `quota`, `size` and `count` are then those of the sample.
+    target. `count` maps thresholds Float[T] to Int32[T]: the number of coordinates of
+    this worker's part with `|x| >= threshold`. Each call is one pass over the part. If
+    `fills`, programs for accelerators call `find` for a sample of the part: `quota`,
+    `size` and `count` then describe the sample.
 
     Attributes:
       init: `(target, worker_count) -> state`, replicated.
@@ -31,8 +31,8 @@ class ThresholdRule(NamedTuple):
       limit: `(quota [], slots) -> Int32[]`, the most coordinates that a worker may
         send.
       partition: the partition whose parts move by this rule's thresholds.
-      fills: static, whether `find` looks for a threshold that as many coordinates as
-        the quota reach, and a few more may reach.
+      fills: static, whether `find` looks for a threshold that at least `quota`
+        coordinates reach, and not many more.
 
     Example:
       A rule that selects the coordinates above a fixed magnitude, up to twice the

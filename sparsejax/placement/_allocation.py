@@ -18,14 +18,14 @@ def allocate(
     *args: Any,
     shard_axes: tuple[str, ...] = (),
 ) -> Any:
-    """Runs `make(worker_count, *args)`, which returns one worker's state, where due.
+    """Runs `make(worker_count, *args)` for each worker, on the worker's device.
 
     `make` returns marked leaves without their leading axis. Inside the bound axis the
     result is this worker's view [1, ...]; outside it is the global state [w, ...],
     every row allocated on the device it belongs to.
 
     Args:
-      make: of one worker.
+      make: returns the state of one worker.
       workers: the axis.
       *args: arrays, replicated.
       shard_axes: axes of the model over which all of the state differs; outside only.

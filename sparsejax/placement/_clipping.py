@@ -1,4 +1,4 @@
-"""Clipping by one norm that all workers agree on, in front of a recipe."""
+"""Clipping by one norm that all workers agree on, before a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def clip_by_global_norm(
     max_norm: float, *, axis_name: AxisName = "data"
 ) -> optax.GradientTransformationExtraArgs:
-    """Scales the gradients of all workers by one factor; stands in front of a recipe.
+    """Scales the gradients of all workers by one factor; use it before a recipe.
 
     Let `g_r` be the gradient of worker r, over all parameters. The norm is the root
     mean square of the workers' norms,
@@ -32,14 +32,14 @@ def clip_by_global_norm(
     same gradient. So the averaged gradient is never longer than `max_norm`, and the
     factor costs one message of a number per worker.
 
-    Behind a recipe `optax.clip_by_global_norm` would take coordinates that waited for
-    outliers. In front of it, `sparsejax.per_worker(optax.clip_by_global_norm(...))`
-    scales each worker by itself, which weighs workers with long gradients less.
+    After a recipe, `optax.clip_by_global_norm` would treat coordinates that waited as
+    outliers. Before it, `sparsejax.per_worker(optax.clip_by_global_norm(...))` scales
+    each worker by itself, so workers with long gradients count less.
 
     Workers whose gradient is not finite do not count: the recipe leaves them out.
 
-    In a `jax.shard_map` loop with a second axis for shards of the model, the norm is
-    that of one shard. Under plain `jax.jit` it is that of the whole gradient.
+    In a `jax.shard_map` loop with a second axis for shards of the model, the norm
+    covers one shard. Under plain `jax.jit` it covers the whole gradient.
 
     Args:
       max_norm: the largest norm of the averaged gradient.
@@ -96,7 +96,7 @@ def _rows(leaf: Any) -> Float[Array, "w ..."]:
         return leaf.rows
     raise ValueError(
         "clip_by_global_norm: this gradient is averaged already. Under plain `jax.jit` "
-        "differentiate with `sparsejax.value_and_grad`; behind a recipe leave the "
+        "differentiate with `sparsejax.value_and_grad`; after a recipe leave the "
         "clipping out."
     )
 

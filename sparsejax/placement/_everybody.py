@@ -28,16 +28,16 @@ def everybody(
     by: str = "shard_map",
     caller: str = "value_and_grad",
 ) -> tuple[Any, Any, Any]:
-    """`local`, which returns `(loss, aux, gradients)`, on each worker's part.
+    """Runs `local`, which returns `(loss, aux, gradients)`, on each worker's part.
 
     Opens a `jax.shard_map` over the workers' axes only: all other axes of the mesh stay
-    the compiler's. Types are not checked in it: with checked types, any loop in the
+    automatic. Types are not checked in it: with checked types, any loop in the
     loss that starts from a constant raises.
 
     Args:
-      local: of one worker.
+      local: the function of one worker.
       args: its arguments.
-      kwargs: equal on all workers.
+      kwargs: its keyword arguments, equal on all workers.
       workers: the axis, of the mesh that is set.
       batch_argnums: positions of the arguments that are split along their first axis.
       by: "shard_map", or "vmap" for models that name the whole mesh.
@@ -85,7 +85,7 @@ def _by_shard_map(run: Any, split: list[bool], workers: Workers) -> Any:
 
 
 def looked_at(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
-    """`fun`, traced once and looked at before it runs.
+    """`fun`, traced once and checked before it runs.
 
     Raises:
       ValueError: from the function, if its loss is a local sum over a `psum`, if it
@@ -123,8 +123,8 @@ def looked_at(fun: Callable[..., Any], workers: Workers) -> Callable[..., Any]:
         ):
             raise ValueError(
                 f"value_and_grad: the loss is a local sum divided by a `psum` over "
-                f"{workers.axis_name!r}, so that it and its gradient are 1/w of those "
-                f"of the global batch. Return `(mean, weight)` of this worker's part, "
+                f"{workers.axis_name!r}, so that its value and gradient are 1/w of the "
+                f"global ones. Return `(mean, weight)` of this worker's part, "
                 f"and pass `weighted=True`."
             )
         made = jax.extend.core.jaxpr_as_fun(program)(*leaves)
@@ -172,7 +172,7 @@ def _check_shared(tree: Any, position: int, workers: Workers) -> None:
         if own:
             raise ValueError(
                 f"value_and_grad: argument {position}, `{path_name(path)}`, is sharded "
-                f"over {sorted(own)}, the workers' own axis. If it is a batch, say so: "
+                f"over {sorted(own)}, the workers' own axis. If it is a batch, use "
                 f"`batch_argnums=`. Parameters have to be equal on all workers: for "
                 f"parameters in shards, {SHARD_IN_ISLANDS}"
             )
@@ -184,7 +184,7 @@ def _refuse_gathered(tree: Any, position: int, workers: Workers) -> None:
         return
     sizes = mesh_axis_sizes()
     for path, leaf in jax.tree_util.tree_leaves_with_path(_arrays(tree)[0]):
-        # Types tell of explicit axes alone.
+        # Types show explicit axes only.
         spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", None)
         axes = set(spec_axes(spec or ())) - set(workers.axes)
         others = sorted(a for a in axes if sizes.get(a, 2) > 1)
@@ -199,7 +199,7 @@ def _refuse_gathered(tree: Any, position: int, workers: Workers) -> None:
 
 
 def _spread(batch: Any, workers: Workers) -> Any:
-    """A batch on explicit axes, sharded over the workers along its first axis."""
+    """Shards a batch on explicit axes over the workers, along its first axis."""
 
     return jax.tree.map(
         lambda x: workers.spread(x) if isinstance(x, jax.Array) else x, batch

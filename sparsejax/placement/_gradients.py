@@ -52,7 +52,7 @@ def localize(tree: Any, *, axis_name: AxisName = "data") -> Any:
 def worker_key(key: Any, *, axis_name: AxisName = "data") -> Any:
     """A random key of this worker's own: `key` folded with the worker's index.
 
-    Inside a loss, so that each worker drops out other units.
+    Use it inside a loss, so that each worker drops different units.
 
     Args:
       key: a key, equal on all workers.
@@ -79,8 +79,8 @@ def worker_key(key: Any, *, axis_name: AxisName = "data") -> Any:
 def rows(gradients: Any) -> Any:
     """All workers' rows of the gradients from `value_and_grad`, where no axis is bound.
 
-    For code of your own between the gradient and the recipe, and to return gradients
-    from `jax.jit`. `update` of a recipe takes these rows too.
+    Use it for your own code between gradient and recipe, and to return gradients from
+    `jax.jit`. `update` of a recipe takes these rows too.
 
     Args:
       gradients: a tree with a `LocalGradient` at each leaf.
@@ -115,7 +115,7 @@ def value_and_grad(
     """`jax.value_and_grad` of each worker's own loss, not summed over workers.
 
     Where the axis is not bound, under plain `jax.jit` with a mesh that is set, each
-    worker takes its part of the batch, and the axis is bound inside the loss. Where it
+    worker gets its part of the batch, and the axis is bound inside the loss. Where it
     is bound, inside `jax.shard_map`, the arguments are this worker's already.
 
     Args:
@@ -125,14 +125,14 @@ def value_and_grad(
       axis_name: the mesh axis of the workers, or a tuple of axes.
       batch_argnums: which arguments are batches, that the workers split along the first
         axis; all others are equal on all workers.
-      weighted: whether `fun` returns `(mean, weight)` in place of the loss, such as the
+      weighted: whether `fun` returns `(mean, weight)` instead of the loss, such as the
         mean over the tokens that count and their number. The result is the gradient of
         the weighted mean over all workers; a weight of 0 is legal.
       microbatches: into how many parts a worker splits its part of the batch; they
         are computed one after another, which saves memory, and averaged.
       by: how the loss runs on all workers where the axis is not bound. "vmap" is for
         models that name the whole mesh, such as by a `jax.shard_map` of their own. It
-        needs automatic axes; for convolutions XLA gathers all workers' batches there.
+        needs automatic axes; for convolutions XLA then gathers all workers' batches.
 
     Returns:
       A function with the arguments of `fun` that returns `(loss, gradients)`, or
@@ -140,14 +140,14 @@ def value_and_grad(
 
       - Axis bound: all per worker; average the loss with `jax.lax.pmean` to log it.
       - Not bound: the mean loss; aux with a leading axis [w]; and gradients that
-        every worker keeps to itself, which a recipe takes and nothing else.
+        stay on their workers, as `LocalGradient`s, which only recipes accept.
 
       Auxiliary values of microbatches have a further leading axis [microbatches].
 
     Raises:
       NameError: if the axis is neither bound nor one of the mesh that is set.
       TypeError: without positional arguments; if a weighted loss is not a pair.
-      ValueError: for a `by` of another name; if the number of workers, or of
+      ValueError: for an unknown `by`; if the number of workers, or of
         microbatches, does not divide a batch; if parameters are sharded over the
         workers' axis; for a loss that is divided by a sum over the workers, or that
         names the whole mesh. Where the axis is bound: if the loss is typed as equal
@@ -172,7 +172,7 @@ def value_and_grad(
     """
     if by not in ("shard_map", "vmap"):
         raise ValueError(
-            f'value_and_grad: by={by!r}; there are "shard_map" and "vmap".'
+            f'value_and_grad: by: got {by!r}, expected "shard_map" or "vmap".'
         )
     workers = Workers(axis_name)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -227,7 +227,7 @@ def _check_loss(loss: Any, parameters: list[Any], workers: Workers) -> None:
 
 
 def _check_other_axes(loss: Any, parameters: Any, workers: Workers) -> None:
-    """Raises ValueError if a gradient is summed over axes that nobody named."""
+    """Raises ValueError if a gradient is summed over axes that `workers` lacks."""
     others = varying_axes(loss) - set(workers.axes)
     summed = sorted(
         axis
@@ -238,7 +238,7 @@ def _check_other_axes(loss: Any, parameters: Any, workers: Workers) -> None:
         raise ValueError(
             f"value_and_grad: the loss also varies over {summed}, which `axis_name="
             f"{workers.axis_name!r}` does not name, so the gradients would be summed "
-            f"over it. Name all axes, `axis_name={(*workers.axes, *summed)!r}`, and "
+            f"over them. Name all axes, `axis_name={(*workers.axes, *summed)!r}`, and "
             f"average the gradients over those that the transformation does not "
             f"exchange over, `jax.lax.pmean(grads, {summed[0]!r})`; a loss over "
             f"shards of a model has to be equal on all of them (`jax.lax.psum`)."

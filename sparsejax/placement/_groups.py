@@ -38,7 +38,7 @@ class Sharding(NamedTuple):
 
     @classmethod
     def of(cls, params: Any, specs: Any) -> Self:
-        """Of a tree of parameters, and one of `PartitionSpec`s."""
+        """Makes the record from parameters and their `PartitionSpec`s."""
         leaves = jax.tree_util.tree_leaves_with_path(params)
         treedef: Any = jax.tree.structure(params)
         entries = map(tuple, treedef.flatten_up_to(specs))
@@ -66,8 +66,9 @@ class ShardedState(NamedTuple):
     """A state for each group of leaves, where some parameters are sharded.
 
     Attributes:
-      groups: by the axes of the group, `"model"` or `"fsdp,model"`: the state of its
-        vector marked `PerShard`, with a leading axis for the shards; or "replicated".
+      groups: the state of each group's vector, by the axes of the group, such as
+        "model" or "fsdp,model", or "replicated". States of shards are marked
+        `PerShard` and have a leading axis for the shards.
       sharding: static, how each parameter is sharded.
     """
 
@@ -78,10 +79,10 @@ class ShardedState(NamedTuple):
 def init(
     start: Callable[..., Any], params: Any, workers: Workers
 ) -> Any | ShardedState:
-    """The state of all groups; of one replicated group, as it is.
+    """Returns a `ShardedState`, or the plain state if no parameter is sharded.
 
     Args:
-      start: `(tree, shard_axes) -> state`, of the shapes of one shard.
+      start: `(tree, shard_axes) -> state`; the tree has the shapes of one shard.
       params: the parameters.
       workers: the axis, which is not bound.
     """
@@ -109,7 +110,7 @@ def init(
 
 
 def update(one: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
-    """`one`, which updates a vector, for each group of a `ShardedState`.
+    """Returns an update that runs `one` for each group of a `ShardedState`.
 
     Raises:
       NameError: from the function, where an axis of a group is not bound.
@@ -140,8 +141,8 @@ def check_names(tree: Any, specs: dict[str, P]) -> None:
     names = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
     if others := sorted(names ^ set(specs)):
         raise ValueError(
-            f"the gradients have another structure than the tree that `init` got: "
-            f"only one of both has {', '.join(f'`{name}`' for name in others)}. Call "
+            f"the gradients have another structure than the tree that `init` got: only "
+            f"one of the two has {', '.join(f'`{name}`' for name in others)}. Call "
             f"`tx.init` with a tree of the same structure and shapes as the gradients."
         )
 
@@ -157,7 +158,7 @@ def _require_bound(shards: Workers) -> None:
 
 
 def _group_name(spec: P) -> str:
-    """The group of leaves that are sharded as `spec` says, by its axes."""
+    """The name of the group of leaves that `spec` shards: the axes of `spec`."""
     return ",".join(sorted(spec_axes(spec))) or REPLICATED
 
 
@@ -167,7 +168,7 @@ def _axes(name: str) -> tuple[str, ...]:
 
 
 def _in_groups(tree: Any, specs: dict[str, P]) -> dict[str, dict[str, Any]]:
-    """The leaves of `tree` by group, and in a group by path."""
+    """The leaves of `tree`, by group and then by path."""
     groups: dict[str, dict[str, Any]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -176,7 +177,7 @@ def _in_groups(tree: Any, specs: dict[str, P]) -> dict[str, dict[str, Any]]:
 
 
 def _out_of_groups(groups: dict[str, dict[str, Any]], tree: Any) -> Any:
-    """A tree as `tree`, of leaves by group and path."""
+    """A tree like `tree`, made of leaves by group and path."""
     found = {name: leaf for group in groups.values() for name, leaf in group.items()}
     return jax.tree_util.tree_map_with_path(
         lambda path, _: found[path_name(path)], tree

@@ -1,4 +1,4 @@
-"""Messages between two steps, at a change of the number of workers."""
+"""Messages in flight when the number of workers changes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparsejax.placement._markers import PerWorker
 
 
 def returned(state: Any, fresh: Any, fetch: Callable[[Any], np.ndarray]) -> Any:
-    """`state`, with all values on their way back in the residuals that they came from.
+    """Returns `state` with the values in flight added back to their residuals.
 
     Args:
-      state: of all old workers, on the host or on devices.
-      fresh: the first state of the new workers, with messages that hold nothing.
-      fetch: brings the whole of an array to this host.
+      state: the state of all old workers, on the host or on devices.
+      fresh: the first state of the new workers, with empty messages.
+      fetch: brings a whole array to this host.
     """
 
     def is_state(node):
@@ -64,7 +64,7 @@ def _add(memory: PerWorker, places: np.ndarray, values: np.ndarray) -> PerWorker
 
 
 def _rows(new: Any, workers: int, fetch: Callable[[Any], np.ndarray]) -> Any:
-    """The first row of a leaf per worker, `workers` times; other leaves as they are."""
+    """Repeats the first row of a per-worker leaf; other leaves are only fetched."""
     if not isinstance(new, PerWorker):
         return fetch(new)
 

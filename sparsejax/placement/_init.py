@@ -36,9 +36,9 @@ def init(
       params: pytree of parameters.
       mesh: a mesh with the axis that the transformation exchanges over.
       param_specs: how parameters are sharded, a tree of `PartitionSpec`s; only where
-        the parameters themselves do not tell, see `sparsejax.with_param_specs`.
-      workers: in the place of `mesh`, for `jax.pmap`: how many workers there are. The
-        result is one worker's state, [1, ...], which `flax.jax_utils.replicate` copies.
+        the parameters do not show it, see `sparsejax.with_param_specs`.
+      workers: the number of workers for `jax.pmap`, instead of `mesh`. The result is
+        one worker's state, [1, ...], which `flax.jax_utils.replicate` copies.
       axis_name: with `workers`, the axis of the `jax.pmap`.
 
     Returns:
@@ -47,8 +47,8 @@ def init(
 
     Raises:
       TypeError: if the arguments are not a transformation, parameters and a mesh.
-      ValueError: if the mesh lacks the axis, or inside `jax.jit` unless it was set
-        outside.
+      NameError: if the mesh lacks the axis.
+      ValueError: inside `jax.jit`, unless the mesh was set outside.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -62,7 +62,7 @@ def init(
         tx = with_param_specs(tx, param_specs)
     if workers is not None and mesh is None:
         return _init_of_one(tx, params, check_count("workers", workers), axis_name)
-    # Not by its type: `optax.MultiSteps` and the like are classes of their own.
+    # No test of the type: `optax.MultiSteps` and the like are other classes.
     if not (hasattr(tx, "init") and isinstance(mesh, jax.sharding.Mesh)):
         raise TypeError(
             f"init: got a {type(tx).__name__}, a {type(params).__name__} and a "
@@ -71,7 +71,7 @@ def init(
         )
     try:
         context = jax.set_mesh(mesh)
-    except ValueError:  # Inside `jax.jit` no mesh can be set, only be set already.
+    except ValueError:  # Inside `jax.jit` no mesh can be set.
         if jax.sharding.get_abstract_mesh() != mesh.abstract_mesh:
             raise ValueError(
                 "init: inside `jax.jit` no mesh can be set. Set it outside, `with "
@@ -85,12 +85,12 @@ def init(
 def _init_of_one(
     tx: optax.GradientTransformation, params: Any, count: int, axis_name: AxisName
 ) -> Any:
-    """One worker's state [1, ...] of `count` workers, as `tx.init` gives it inside."""
+    """One worker's state [1, ...] of `count` workers, as from `tx.init` inside."""
 
     def local(_):
         return tx.init(params)
 
-    # The axis of a `vmap` tells the number of workers; all of them start alike.
+    # The axis of the `vmap` sets the number of workers; all of them start alike.
     mapped = jax.vmap(local, axis_name=axis_name, axis_size=count, in_axes=None)
     # Compiled as a whole: one operation at a time takes seconds.
     return jax.jit(lambda: jax.tree.map(lambda x: x[0], mapped(0.0)))()
@@ -102,7 +102,7 @@ def per_worker(
     """Runs `tx` on each worker's own updates, with state that differs per worker.
 
     For transformations before a sparsifier, such as momentum: the state of a plain
-    optax transformation would be taken for replicated.
+    optax transformation would be treated as replicated.
 
     Args:
       tx: any optax transformation.
@@ -112,7 +112,7 @@ def per_worker(
       The same transformation; its state is marked `PerWorker`.
 
     Raises:
-      ValueError: from `init`, where the number of workers is unknown.
+      NameError: from `init`, where the number of workers is unknown.
 
     Example:
       >>> import optax, sparsejax

@@ -20,20 +20,20 @@ def local_steps(
     steps: int,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any, Any]]:
-    """A function that makes a worker's steps, one after another, axis bound.
+    """Returns a function that makes one worker's steps, where the axis is bound.
 
     Args:
       loss_fn: `(params, batch, *per_step, **shared) -> loss`.
       inner: the optimizer.
       workers: the axis.
       steps: H, the number of steps.
-      **options: of `value_and_grad`.
+      **options: options of `value_and_grad`.
 
     Returns:
       `(params, state, batches, per_step, shared, present) -> (losses, (state, aux),
       delta)`, with leaves [H, ...] of `batches`, `per_step`, `losses` and `aux`.
       `delta` is minus the sum of all updates, in float32 or wider. The state is the old
-      one if `delta` is not finite, or if this worker is not present (None: it is).
+      one if `delta` is not finite, or if `present` is False; None means present.
     """
     differentiate = value_and_grad(loss_fn, **options)
 
@@ -55,7 +55,7 @@ def local_steps(
         start = workers.localize(jax.tree.map(_zeros, params))
         carry, given = (start, workers.localize(state)), (batches, per_step)
         (delta, new), (losses, aux) = _scan(step, carry, given, steps)
-        # Moments hold the NaN of a broken step for good.
+        # Moments would keep the NaN of a broken step forever.
         whole = _is_finite(delta)
         if present is not None:
             whole &= present
@@ -66,7 +66,7 @@ def local_steps(
 
 
 def _scan(step: Callable[..., Any], carry: Any, given: Any, steps: int) -> Any:
-    """`jax.lax.scan`; one step without a loop, in which products round otherwise."""
+    """`jax.lax.scan`; no loop for one step: products in loops round differently."""
     if steps > 1:
         return jax.lax.scan(step, carry, given)
     carry, out = step(carry, jax.tree.map(lambda x: x[0], given))

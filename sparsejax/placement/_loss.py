@@ -22,18 +22,18 @@ def local_value_and_grad(
     microbatches: int,
     batch_argnums: tuple[int, ...],
 ) -> Callable[..., tuple[Any, Any, Any]]:
-    """A function that returns `(loss, aux, gradients)` of this worker.
+    """Returns a function that returns `(loss, aux, gradients)` of this worker.
 
-    The mean over workers of each, as equals count, is that of the global batch: with
-    `weighted` the weights of all workers are summed, and each part is scaled by its
-    share.
+    Averaged over the workers with equal weights, loss and gradients are the global
+    batch's: with `weighted` the weights of all workers are summed, and each part is
+    scaled by its share.
 
     Args:
-      fun: `(*args) -> loss`, with `weighted` `(loss, weight)` in its place, and with
-        `has_aux` `(that, aux)`.
-      argnums: as `jax.value_and_grad` takes them.
-      has_aux: whether `fun` returns auxiliary values; of microbatches they come back
-        along a new leading axis.
+      fun: `(*args) -> loss`; with `weighted`, `(loss, weight)` instead of the loss;
+        with `has_aux`, a pair of that result and aux.
+      argnums: see `jax.value_and_grad`.
+      has_aux: whether `fun` returns auxiliary values; those from microbatches get a
+        new leading axis.
       workers: the workers' axis.
       weighted: whether the loss comes with a weight.
       microbatches: into how many parts a batch is split.
@@ -90,10 +90,10 @@ def local_value_and_grad(
 
 
 def _loss_and_weight(out: Any) -> tuple[Any, Any]:
-    """Both of a weighted loss.
+    """Splits the result of a weighted loss into loss and weight.
 
     Raises:
-      TypeError: if there are not two.
+      TypeError: if the result is not a pair.
     """
     if not (isinstance(out, tuple | list) and len(out) == 2):
         raise TypeError(
@@ -106,7 +106,7 @@ def _loss_and_weight(out: Any) -> tuple[Any, Any]:
 
 
 def _weigh(tree: Any, weight: Any) -> Any:
-    """`weight` times all leaves, and 0 where the weight is 0: they may be NaN there."""
+    """`weight` times all leaves; 0 if the weight is 0, since leaves may be NaN then."""
 
     def weigh(x):
         return jnp.where(weight != 0, x * weight.astype(x.dtype), jnp.zeros_like(x))

@@ -1,4 +1,4 @@
-"""Mistakes that the traced program of a loss shows."""
+"""Finds mistakes in the traced program of a loss."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def constrained_axes(jaxpr: Any) -> set[str]:
 def divides_by_all(jaxpr: Any, axes: frozenset[str]) -> bool:
     """Whether the first result of `jaxpr` is `x / psum(y)` with a local `x`.
 
-    With w workers such a loss is 1/w of the one that is meant, and so is its gradient.
+    With w workers such a loss is 1/w of the intended one, and so is its gradient.
     `psum(x) / psum(y)` is right, and so is a `pmean` of it.
 
     Args:
-      jaxpr: of the loss, with the workers' axes bound.
+      jaxpr: the program of the loss, with the workers' axes bound.
       axes: the workers' axes.
     """
     return _scaled(_Place(jaxpr, jaxpr.outvars[0]), axes)
@@ -48,7 +48,8 @@ class _Place(NamedTuple):
     Attributes:
       jaxpr: the program.
       variable: one of its variables, or a literal.
-      caller: the place of the call's operands, and the call; None outermost.
+      caller: the place of the call's operands, and the call; None for the outermost
+        program.
     """
 
     jaxpr: Any

@@ -79,7 +79,7 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
     """Removes the leading axis of 1 from marked leaves.
 
     Raises:
-      ValueError: if a leading axis is not 1, as in the whole global state [w, ...].
+      ValueError: if a leading axis is not 1, such as in the global state [w, ...].
     """
 
     def drop(leaf):
@@ -89,7 +89,7 @@ def drop_worker_axis(state: Any, workers: Workers) -> Any:
                 f"{workers.axis_name!r}, but has shape {leaf.shape}. Pass the state "
                 f"through `jax.shard_map` with `in_specs` and `out_specs` of "
                 f"`sparsejax.state_specs(state, {workers.axis_name!r})`. If that was "
-                f"done, the state is of another number of workers: see "
+                f"done, the state was made for another number of workers: see "
                 f"`sparsejax.resize_workers`."
             )
         return leaf[0]
@@ -130,8 +130,8 @@ def state_specs(
         `jax.eval_shape`. If flax nnx, or a checkpoint restored without a target, has
         turned the whole state into nested dicts, markers are found by name: a dict of
         one entry named `per_worker` or `per_shard` is a marker. The state of an
-        ensemble, `jax.vmap(tx.init)(params)`, has the members' axis in front, which
-        is not sharded.
+        ensemble, `jax.vmap(tx.init)(params)`, has the members' axis first, which is
+        not sharded.
       axis_name: the mesh axis of the workers, or a tuple of axes.
       shard_axis: the mesh axis of the model's shards, see `sparsejax.per_shard`.
 
@@ -172,9 +172,9 @@ def state_specs(
 
 
 def _member_axes(state: Any, marks: list[tuple[Mark, ...]]) -> int:
-    """How many axes `jax.vmap(tx.init)` put in front: those of `report.sent`, [].
+    """The number of leading axes that `jax.vmap(tx.init)` added: `report.sent` was [].
 
-    Shapes tell, since a mapped state has the structure of a single one.
+    Only shapes show it, since a mapped state has the structure of a single one.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return max(
@@ -188,7 +188,7 @@ def _member_axes(state: Any, marks: list[tuple[Mark, ...]]) -> int:
 
 
 def _check_shards(state: Any, marks: list[tuple[Mark, ...]], shards: Workers) -> None:
-    """Raises ValueError if `PerShard` marks some sharded leaves, and not all."""
+    """Raises ValueError if `PerShard` marks some sharded leaves, but not all."""
     if not any("per_shard" in around for around in marks):
         return
     leaves = jax.tree_util.tree_leaves_with_path(state)

@@ -1,4 +1,4 @@
-"""`resize_workers`: continues a training on another number of workers."""
+"""`resize_workers`: continues a training run on another number of workers."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def resize_workers(
 
     Returns:
       The state, placed on `mesh`. Per-worker floating-point leaves are the mean of the
-      old rows, signed integers, such as counters, the largest; other per-worker leaves
-      are kept if all workers agree. Among replicated
-      leaves, those whose shape does not depend on the number of workers, such as
-      moments and step counts, are kept; others, such as the bounds of parts, start
-      anew. If the number of workers is the same as before, everything is kept.
+      old rows; of signed integers, such as counters, the largest is kept; other
+      per-worker leaves are kept if all workers agree. Among replicated leaves, those
+      whose shape does not depend on the number of workers, such as moments and step
+      counts, are kept; others, such as the bounds of parts, start again. If the number
+      of workers is the same as before, everything is kept.
 
     Raises:
       ValueError: if `state` is not a state of `tx` for such parameters, or if `state`
@@ -118,7 +118,7 @@ def _check_same(state: Any, fresh: Any) -> None:
             "resize_workers: the state was made for parameters that are sharded in "
             "another way over the other axes of the mesh. Only the number of workers "
             "may change: pass parameters placed on `mesh` with as many shards as "
-            "before, or start anew with `sparsejax.init`."
+            "before, or start again with `sparsejax.init`."
         )
     others = sorted(set(given) ^ set(made))
     difference = f"they differ in {', '.join(others)}" if others else "shapes differ"
@@ -138,7 +138,7 @@ def _is_sharded(tree: Any) -> bool:
 def _without_copies(
     old: list[Any], new: list[Any], marks: list[tuple[Mark, ...]]
 ) -> list[Any]:
-    """Converts leaves of a state of `jax.pmap`, [w, ...] each, to those of a mesh."""
+    """Converts leaves of a `jax.pmap` state, [w, ...] each, to leaves for a mesh."""
     if not all(np.ndim(a) == np.ndim(b) + 1 for a, b in zip(old, new, strict=True)):
         return old
 
@@ -191,15 +191,15 @@ def _mean_rows(old: Any, new: jax.Array, axis: int, path: Any) -> jax.Array:
 
 
 def _one_row(old: Any, axis: int) -> np.ndarray | None:
-    """The mean of the rows of `old`, whose length along `axis` is 1; None without one.
+    """One row, of length 1 along `axis`, for all rows of `old`; or None.
 
-    Integers have no mean. Signed ones are counters, of which the largest goes on: with
-    moments that are kept, a smaller one would correct their bias again. Others, such as
-    the words of random keys, are kept if all rows agree.
+    Floating-point rows are averaged. Of signed integers, which are counters, the
+    largest is kept: with a smaller one, optimizers would correct the bias of their
+    moments again. Others, such as the words of random keys, are kept if all rows agree.
     """
     floating = jax.dtypes.issubdtype(old.dtype, np.floating)
     if _in_other_processes(old):
-        # On the devices, so that no host has to hold the rows of all.
+        # On the devices, so that no host has to hold the rows of all workers.
         combine = [jnp.mean] if floating else [jnp.max, jnp.min]
         everywhere = NamedSharding(old.sharding.mesh, P())
         reduced = jax.jit(

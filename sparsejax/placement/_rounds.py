@@ -24,7 +24,7 @@ from sparsejax.placement._specs import shard_like_parameters
 
 
 class RoundsState(NamedTuple):
-    """State of a training in `rounds`.
+    """State of a training run in `rounds`.
 
     Attributes:
       inner: PerWorker, the state of the inner optimizer: leaves [w, ...] globally,
@@ -46,11 +46,11 @@ class RoundsState(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """A training in rounds of local steps, made by `rounds`.
+    """Training in rounds of local steps, made by `rounds`.
 
     Attributes:
       init: `(params) -> RoundsState`. `sparsejax.init` and `sparsejax.resize_workers`
-        take the whole record in the place of a transformation.
+        accept the whole record instead of a transformation.
       step: `(params, state, batches, *per_step, present=None, **shared)`. Returns the
         new parameters, the state and the losses, and with `has_aux` auxiliary values:
         see `rounds`.
@@ -90,12 +90,12 @@ def rounds(
         delta_r = -sum over the H steps of the updates of `inner` on worker r
         params' = params + outer.update(delta_1 .. delta_w)
 
-    With `outer` of a recipe and `optax.sgd(1.0)` the parameters move by the mean of the
+    If `outer` is a recipe and `optax.sgd(1.0)`, the parameters move by the mean of the
     sums. The state of `inner` stays on its worker and counts local steps, as learning
-    rate schedules do. The sum is kept in float32, and not taken as a difference of
-    parameters: in bfloat16 that would be mostly zero. A worker whose sum is not finite
-    takes no part in the exchange (see `nonfinite` of the recipe), and its inner state
-    is that before the round.
+    rate schedules do. The sum is kept in float32, instead of a difference of
+    parameters, which would be mostly zero in bfloat16. A worker whose sum is not finite
+    takes no part in the exchange (see `nonfinite` of the recipe), and keeps its inner
+    state from before the round.
 
     One call of `step` is one round. Where the axis is not bound, under plain
     `jax.jit` with a mesh that is set, batches are global; inside `jax.shard_map` they
@@ -105,7 +105,7 @@ def rounds(
       loss_fn: `(params, batch, *per_step, **shared) -> loss`, the loss of one worker's
         batch, averaged over that batch.
       inner: the optimizer of the local steps. Its updates get `value=` and `grad=`.
-      outer: a recipe, and the optimizer behind it.
+      outer: a recipe, and the optimizer after it.
       steps: H, local steps in a round.
       has_aux: whether `loss_fn` returns `(loss, aux)`.
       axis_name: the mesh axis of the workers, or a tuple of axes.
@@ -115,7 +115,7 @@ def rounds(
     Returns:
       `Rounds`, with `init(params)` and `step(params, state, batches, *per_step,
       present=None, **shared)`. Leaves of `batches` are [H, w b, ...], or [H, b, ...]
-      where the axis is bound; those of `per_step`, such as random keys, are [H, ...]
+      where the axis is bound; leaves of `per_step`, such as random keys, are [H, ...]
       and equal on all workers; `shared` is equal in all steps too. `present`, Bool[w],
       or Bool[] where the axis is bound, leaves workers out of a round. The step returns
       `(params, state, losses)`, with `has_aux` `(params, state, losses, aux)`: losses
@@ -169,7 +169,7 @@ def rounds(
         if present is not None:
             shape = () if bound else (workers.mesh_count(),)
             present = as_present(present, shape)
-        # In everybody's view the loss is looked at where the axis is not typed.
+        # Where the axis is not bound, types do not show mistakes in the loss.
         fun = loss_fn if bound else looked_at(loss_fn, workers)
         alone = local_steps(fun, inner, workers, steps, **options)
         if bound:
@@ -236,7 +236,7 @@ def _start(inner: optax.GradientTransformation, params: Any) -> PerWorker:
 
 
 def _with_recipe(state: Any) -> Any:
-    """The outer state, if it holds that of a recipe.
+    """The outer state, if it contains a recipe's state.
 
     Raises:
       ValueError: if it does not, so that workers would drift apart.
@@ -244,7 +244,7 @@ def _with_recipe(state: Any) -> Any:
     if not reports(state):
         raise ValueError(
             "rounds: the outer transformation holds no recipe, so nothing would "
-            "average the workers' differences. Put one in front, "
+            "average the workers' differences. Put one first, "
             "`optax.chain(sparsejax.dense(), optax.sgd(1.0))`, or a sparse one."
         )
     return state
@@ -264,5 +264,5 @@ def _check_steps(tree: Any, steps: int, name: str) -> None:
 
 
 def _steps_first(batches: Any) -> Any:
-    """[b, H, ...] of [H, b, ...], and the reverse: workers split the first axis."""
+    """Swaps [H, b, ...] and [b, H, ...]: workers split the first axis."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batches)

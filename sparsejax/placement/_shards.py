@@ -103,8 +103,8 @@ def _require_mesh(axes: tuple[str, ...]) -> None:
         raise ValueError(
             f"per_shard: no axes {axes!r} here. Set a mesh that has them first, `with "
             f"jax.set_mesh(mesh): tx.init(params)` (or `sparsejax.init(tx, params, "
-            f"mesh)`), or call `tx.init` inside `jax.shard_map`. `wire_bytes` learns "
-            f"of them from the shardings of the parameters: pass placed ones."
+            f"mesh)`), or call `tx.init` inside `jax.shard_map`. `wire_bytes` reads "
+            f"them from the shardings of the parameters: pass placed ones."
         )
 
 
@@ -148,7 +148,7 @@ def _check_sharded(updates: Any, shards: Workers) -> None:
     if equal:
         raise ValueError(
             f"per_shard: the gradients {', '.join(equal)} are typed as equal on all "
-            f"shards of {shards.axis_name!r}, and would not stay so. Give the "
+            f"shards of {shards.axis_name!r}, and would drift apart. Give the "
             f"parameters that all shards share a transformation of their own, outside "
             f"`per_shard`: `optax.partition`."
         )

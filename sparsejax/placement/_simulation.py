@@ -17,7 +17,7 @@ from sparsejax._workers import AxisName
 from sparsejax.placement._markers import map_per_worker, state_specs
 from sparsejax.placement._rounds import Rounds, mean_loss
 
-# Extra arguments that the compiled step takes, such as a loss.
+# Extra arguments that the compiled step accepts, such as a loss.
 _TRACEABLE = (jax.Array, np.ndarray, np.generic, float)
 
 
@@ -34,13 +34,13 @@ def simulate(
 def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
     """Runs `tx` for `workers` workers on one device, under `jax.vmap`.
 
-    Experiments and tests get the same numbers without a mesh. The numbers agree up to
+    Experiments and tests get the numbers of a mesh without one. They agree up to
     rounding, since a compiler may sum in another order: updates of `marsit` differ by
     2e-7.
 
     Args:
       tx: a transformation that holds sparsejax ones, possibly chained with others; or
-        a training in rounds.
+        a `sparsejax.Rounds`.
       workers: number of workers, at least 1.
       axis_name: the axis over which `tx` exchanges; a single name.
 
@@ -49,7 +49,7 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
       parameters and returned updates have no such axis. The state has the layout of the
       global state: [w, ...] for per-worker parts, no worker axis for the rest.
 
-      Of a `sparsejax.Rounds` a `Rounds` whose batches have the worker axis in front,
+      For a `sparsejax.Rounds`, a `Rounds` whose batches have a leading worker axis,
       [w, H, b, ...]; losses are the mean over the workers, and `aux` is [w, H, ...].
 
     Raises:
@@ -83,7 +83,7 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
             return row(tx.init(params))
 
         rows = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
-        # Of one worker: `state_specs` takes an axis in front for that of an ensemble.
+        # One worker's shapes: `state_specs` would take a leading axis for an ensemble.
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
         )
@@ -128,7 +128,7 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
             updates, state, given
         )
 
-    # Compiles the whole step: to run operation by operation takes seconds.
+    # Compiles the whole step: running operation by operation takes seconds.
     step = _off_mesh(step)
     compiled = _off_mesh(jax.jit(step))
 

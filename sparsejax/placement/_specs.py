@@ -18,7 +18,7 @@ from sparsejax._workers import Workers, mesh_axis_sizes, spec_axes, without_axes
 
 # The fix for parameters that are sharded over the workers' own axis.
 SHARD_IN_ISLANDS = (
-    "take a mesh of two axes such as ('replica', 'fsdp'), shard parameters over "
+    "use a mesh of two axes such as ('replica', 'fsdp'), shard parameters over "
     "'fsdp', and exchange between replicas, `axis_name='replica'`."
 )
 
@@ -31,11 +31,11 @@ def param_specs(params: Any, workers: Workers) -> Any:
     """The `PartitionSpec` of every parameter, without axes of size 1.
 
     Known from `with_param_specs`, from placed arrays and structs with a sharding, and
-    from the types of explicit axes. Traced values on automatic axes do not tell.
+    from the types of explicit axes. Traced values on automatic axes do not show it.
 
     Raises:
-      ValueError: where nothing tells, and the mesh has another axis; for a parameter
-        that is sharded over the workers' axis.
+      ValueError: if the sharding is unknown, and the mesh has another axis; for a
+        parameter that is sharded over the workers' axis.
     """
     sizes = mesh_axis_sizes()
 
@@ -55,7 +55,7 @@ def param_specs(params: Any, workers: Workers) -> Any:
 def shard_like_parameters(params: Any, workers: Workers) -> Callable[[Any], Any]:
     """A function that shards optimizer state over other axes as its parameters are.
 
-    A moment is known by its path, which ends as that of its parameter, and by its
+    A moment is recognised by its path, which ends with its parameter's path, and by its
     shape. Otherwise each device of an island would start with the moments of the whole
     model, until the first step has sharded them.
 
@@ -81,7 +81,7 @@ def shard_like_parameters(params: Any, workers: Workers) -> Callable[[Any], Any]
 
 
 def _constrained(x: Any, spec: P) -> Any:
-    """`x`, sharded as `spec` says on automatic axes; on explicit ones types tell."""
+    """`x`, sharded by `spec` on automatic axes; explicit axes are in its type."""
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     auto = all(types[axis] == AxisType.Auto for axis in spec_axes(spec))
@@ -89,14 +89,14 @@ def _constrained(x: Any, spec: P) -> Any:
 
 
 def _known_spec(path: Any, leaf: Any) -> P | None:
-    """The spec that `with_param_specs` or the leaf tells; None where nothing does."""
+    """The spec from `with_param_specs` or from the leaf; None if it is unknown."""
     given = _GIVEN.get() or {}
     name = path_name(path)
     return given[name] if name in given else _spec_of(leaf)
 
 
 def _spec_of(leaf: Any) -> P | None:
-    """The spec that a leaf tells; None where it cannot."""
+    """The spec of a leaf; None if it is unknown."""
     if isinstance(leaf, jax.core.Tracer):
         typed = getattr(jax.typeof(leaf), "sharding", None)
         if typed is None or AxisType.Explicit not in typed.mesh.axis_types:
@@ -123,8 +123,8 @@ def _refuse_unknown(path: Any, sizes: dict[str, int], workers: Workers) -> None:
     if others:
         raise ValueError(
             f"init: the parameter `{path_name(path)}` is a traced value or a bare "
-            f"shape, and does not tell how it is sharded over {others}. Call `init` "
-            f"outside of `jax.jit` on placed parameters, or say how they are sharded: "
+            f"shape, so its sharding over {others} is unknown. Call `init` "
+            f"outside of `jax.jit` on placed parameters, or pass their shardings: "
             f"`sparsejax.with_param_specs(tx, specs)`, or `sparsejax.init(tx, params, "
             f"mesh, param_specs=specs)`, with a `PartitionSpec` for each parameter "
             f"(`P()` where it is replicated)."
@@ -166,16 +166,16 @@ def given_specs(params: Any, specs: Any) -> Iterator[None]:
 def with_param_specs(
     tx: optax.GradientTransformation, specs: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx`, told how its parameters are sharded.
+    """`tx`, with the shardings of its parameters.
 
-    For `init` inside `jax.jit` on automatic axes, where parameters do not tell. Wrap
-    the whole chain: recipes inside find their parameters by path, also below
+    For `init` inside `jax.jit` on automatic axes, where parameters do not show them.
+    Wrap the whole chain: recipes inside find their parameters by path, even inside
     `optax.partition` and `optax.masked`.
 
     Args:
       tx: a transformation that holds sparsejax ones.
-      specs: a tree of `PartitionSpec`s or `NamedSharding`s, shaped as the parameters,
-        or a prefix of that.
+      specs: a tree of `PartitionSpec`s or `NamedSharding`s, with the structure of the
+        parameters, or a prefix of it.
 
     Returns:
       The same transformation.

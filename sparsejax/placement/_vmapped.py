@@ -15,10 +15,10 @@ from sparsejax._workers import Workers, mesh_axis_sizes
 def by_vmap(
     run: Callable[..., Any], split: Sequence[bool], workers: Workers
 ) -> Callable[[Any], Any]:
-    """`run` on each worker's part, mapped by `jax.vmap` in place of `jax.shard_map`.
+    """`run` on each worker's part, mapped by `jax.vmap` instead of `jax.shard_map`.
 
     The axes of the mesh stay automatic, so that a model may open a `jax.shard_map` of
-    the whole mesh; `spmd_axis_name` puts the workers' axis in front of its specs.
+    the whole mesh; `spmd_axis_name` adds the workers' axis to its specs, as the first.
 
     Args:
       run: `((args, kwargs)) -> tree` of one worker.
@@ -67,6 +67,6 @@ def by_vmap(
 
 
 def _sharded(x: Any, axes: Sequence[Any]) -> Any:
-    """`x` with its first axes over the workers; the others stay the compiler's."""
+    """Shards the first axes of `x` over the workers; other axes stay as they are."""
     rest = (P.UNCONSTRAINED,) * (x.ndim - len(axes))
     return jax.lax.with_sharding_constraint(x, P(*axes, *rest))

@@ -45,7 +45,7 @@ class WireBytes(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A collective in a program, independent of the algorithm behind it.
+    """A collective in a program, independent of its algorithm.
 
     Attributes:
       kind: as in `Collective`.

@@ -47,7 +47,7 @@ def compiled_wire_bytes(
 
     Raises:
       TypeError: if `compiled` is neither a compiled program nor a text.
-      ValueError: if the text is not that of a compiled program.
+      ValueError: if the text is not a compiled program.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax

@@ -15,7 +15,7 @@ _TRIPS = re.compile(r"known_trip_count[^0-9]*(\d+)")
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation, by name; and the name of the one that runs."""
+    """The lines of each computation, by name; and the name of the entry."""
     found: dict[str, list[str]] = {}
     entry, current = "", ""
     for line in text.splitlines():
@@ -30,7 +30,7 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def callees(line: str) -> list[str]:
-    """The computations that an instruction runs; of a loop the body alone."""
+    """The computations that an instruction runs; for a loop only the body."""
     return [
         callee.strip().lstrip("%")
         for group in _CALLEES.findall(line)
@@ -39,7 +39,7 @@ def callees(line: str) -> list[str]:
 
 
 def trip_count(line: str) -> int | None:
-    """How often a loop turns, if the compiler knows."""
+    """The number of turns of a loop, or None if the text does not state it."""
     found = _TRIPS.search(line)
     return int(found.group(1)) if found else None
 

@@ -27,7 +27,8 @@ class Prediction(NamedTuple):
     """Seconds and bytes that `predict` expects for a step.
 
     Attributes:
-      seconds: of the exchange, with the most expensive branch of each conditional.
+      seconds: seconds of the exchange, with the most expensive branch of each
+        conditional.
       least: seconds with the cheapest branch of each conditional: a step without
         overflow, or a one-bit step of `marsit`.
       bytes: the bytes that each worker receives, as `wire_bytes(...).total`.
@@ -81,7 +82,7 @@ def predict(
       axis_name: the mesh axis of the workers, or a tuple of axes.
 
     Returns:
-      A `Prediction`. The bytes are those of `wire_bytes`; a tree and Bruck's algorithm
+      A `Prediction`. Its bytes agree with `wire_bytes`; a tree and Bruck's algorithm
       receive more.
 
     Raises:

@@ -44,7 +44,7 @@ def trace(
 ) -> tuple[Operation, ...]:
     """The collectives of one `tx.update`; arguments and errors as in `wire_bytes`.
 
-    For a `Rounds` those of its exchange, each of them run `1 / steps` times.
+    For a `Rounds`, the collectives of its exchange, each run `1 / steps` times.
     """
     if hasattr(tx, "outer"):
         whole = trace(tx.outer, params, workers, axis_name)
@@ -64,7 +64,7 @@ def trace(
         )
         for p in leaves
     )
-    # With 64-bit types enabled another trace results.
+    # With 64-bit types enabled the trace is different.
     default = jnp.result_type(float)
     try:
         hash(tx)
@@ -97,10 +97,10 @@ def _traced(
             lambda p: jax.ShapeDtypeStruct((*leading, *p.shape), p.dtype), params
         )
 
-    # The axis of shards is bound only in loops that hold `per_shard`.
+    # The axis of shards is bound only in loops that contain `per_shard`.
     bound = set(known) == set(axes) or _holds_per_shard(tx, shaped(), mesh, specs)
     program = _bound(tx, mesh, axes, specs) if bound else _plain(tx, specs)
-    # Not the mesh of the context.
+    # The mesh of the context has no effect.
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ()) if bound else mesh):
         jaxpr = jax.make_jaxpr(program)(shaped(math.prod(sizes)), shaped())
     return tuple(_walk(jaxpr.jaxpr, known, "", 1))
@@ -124,7 +124,7 @@ def _bound(
 
 
 def _plain(tx: optax.GradientTransformation, specs: Any) -> Callable[..., Any]:
-    """The update of plain `jax.jit`, where each group of leaves sends by itself."""
+    """The update of plain `jax.jit`, where each group of leaves is sent by itself."""
     told = with_param_specs(tx, specs)
 
     def step(gradients, params):

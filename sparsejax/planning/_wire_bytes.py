@@ -27,15 +27,15 @@ def wire_bytes(
     for any number of workers.
 
     Parameters sharded over other axes than the workers' count shard by shard, and the
-    bytes are those that each device receives over the workers' axis: for the step of
-    plain `jax.jit`, and with `per_shard` in `tx` for that of a `jax.shard_map` loop.
+    bytes are those that each device receives over the workers' axis: in a step of plain
+    `jax.jit`, or of a `jax.shard_map` loop if `tx` contains `per_shard`.
 
     Args:
       tx: a transformation that holds sparsejax ones; or a `sparsejax.Rounds`, whose
         bytes are spread over its local steps.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s with the shapes of the
-        gradients. The shardings of a model in shards tell how it is sharded: pass
-        placed parameters, or structs with `sharding=`.
+        gradients. For a sharded model, pass placed parameters, or structs with
+        `sharding=`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       axis_name: the mesh axis of the workers, or a tuple of axes.
 

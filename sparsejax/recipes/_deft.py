@@ -45,7 +45,7 @@ def deft(
 
     Departs from the paper: layers are dealt out in the order of the tree, by the number
     of coordinates to send and not by the cost of a top-k. Each piece has a threshold,
-    found by a search. One small sum tells all norms to every worker, so no plan is
+    found by a search. One small sum gives all norms to every worker, so no plan is
     broadcast.
 
     Example:

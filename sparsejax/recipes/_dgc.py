@@ -39,8 +39,9 @@ def dgc(
         update = (1/w) sum_r acc_r[S_r],  S_r = {|acc_r| >= t_r},
 
     and residual and velocity are cleared at `S_r`. The threshold `t_r` is the density's
-    quantile in a sample of 1 % of `|acc_r|`. **Use plain SGD after `dgc`**: this recipe
-    already applies momentum, which makes steps up to 1/(1 - momentum) times as long.
+    quantile in a sample of `|acc_r|`: 1 % of the coordinates, or 100 / density of them
+    if that is more. **Use plain SGD after `dgc`**: this recipe already applies
+    momentum, which makes steps up to 1/(1 - momentum) times as long.
 
     Args:
       density: fraction of the coordinates that each worker sends, in (0, 1].
@@ -48,7 +49,7 @@ def dgc(
       warmup_steps: the number of steps at each of the densities 25 %, 6.25 %, ... above
         `density`; each density is a branch of the program. The first densities save
         little or nothing: with `pairs`, 25 % moves 0.14 w times the bytes of `dense`,
-        and at most as many, and 6.25 % 0.037 w times.
+        but never more than `dense`, and 6.25 % moves 0.037 w times as many.
       clip_norm: each worker first clips its gradient to the norm `clip_norm / sqrt(w)`.
       axis_name: see `sparsejax.sparsify`.
       exchange: see `sparsejax.topk`.
@@ -59,8 +60,9 @@ def dgc(
     Returns:
       An optax transformation, with a residual and a velocity [n] per worker.
 
-    Departs from the paper: there is no second selection if the sample gives too low a
-    threshold; coordinates of evenly strided rank fill the message.
+    Departs from the paper: the sample has 100 / density coordinates where 1 % is fewer.
+    There is no second selection if the sample gives too low a threshold; coordinates of
+    evenly strided rank fill the message.
 
     Example:
       >>> import optax, sparsejax

@@ -41,7 +41,7 @@ def exdyna(
       value_bits: see `sparsejax.exchanges.union`.
       beta: the decay of the residual in a step, in (0, 1]: see `memories.decayed`. For
         `sparsejax.rounds` of many local steps, 0.8. `None` keeps all of it.
-      capacity: slots per worker; by default that of the threshold rule, `ceil(K*/w)`.
+      capacity: slots per worker; by default those of the rule, `ceil(K*/w)`.
       nonfinite: see `sparsejax.sparsify`.
 
     Returns:

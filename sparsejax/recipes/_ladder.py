@@ -8,7 +8,7 @@ from sparsejax._views import two_views
 
 
 def ladder(rungs, steps, workers):
-    """Runs each of `rungs` for `steps` steps, and the last for ever, on one state."""
+    """Runs each of `rungs` for `steps` steps, and the last forever, on one state."""
 
     def update(updates, state, params=None, **extra_args):
         def climb(rungs, i=1):

@@ -19,13 +19,14 @@ def marsit(
 ) -> optax.GradientTransformationExtraArgs:
     """Sends one sign bit per coordinate around a ring; the result is unbiased.
 
-    With `u_r = g_r + c_r` on worker r and a random worker `i(j)` for each coordinate j,
+    With `u_r = g_r + c_r` on worker r, where `c_r` is its compensation, and a random
+    worker `i(j)` for each coordinate j,
 
         update_j = scale sign(u_i(j),j),    c_r <- u_r - update
 
-    So the expected update is `scale` times the mean of the workers' signs. If
-    `step mod period = 0`, `update = (1/w) sum_r u_r` and `c_r <- 0`. In every step,
-    `sum of updates + mean(c) = sum of mean gradients`.
+    So the expected update is `scale` times the mean of the workers' signs. In a full
+    step, `step mod period = 0`, `update = (1/w) sum_r u_r` and `c_r <- 0`. In every
+    step, `sum of updates + mean(c) = sum of mean gradients`.
 
     On hop m of the ring a worker keeps its own bit with probability 1/(m+1), and
     otherwise the received bit. Over a tuple of two axes the bits go around a torus,
@@ -36,14 +37,14 @@ def marsit(
     a gradient that waits is multiplied by a later rate. An optimizer before `marsit`
     needs `per_worker`, and should have no momentum (`b1=0` in Adam): with momentum a
     worker's steps point the same way for a while, so compensation piles up, and a full
-    step applies all of it. Momentum wants a period of about 5. Leaves whose gradients
-    differ in size train better with a `marsit` each, in `optax.partition`, at the price
-    of a ring for each.
+    step applies all of it. With momentum, use a period of about 5. Leaves whose
+    gradients differ in size train better with a `marsit` each, in `optax.partition`, at
+    the price of a ring for each.
 
     Args:
       period: steps from one full step to the next; 1 is uncompressed training. With
         None there are no full steps, and the compensations of workers with different
-        data drift apart; 20 is better.
+        data drift apart; a period of 20 is better.
       scale: the distance by which one bit moves a coordinate; by default the root mean
         square of the workers' gradients over about ten steps. With a scale 5 to 10
         times too small, compensation piles up until a full step applies all of it.

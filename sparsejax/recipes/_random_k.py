@@ -32,7 +32,7 @@ def random_k(
 
         update = (1/w) sum_r acc_r[S],    residual_r = acc_r outside of S.
 
-    Indices are neither searched nor sent. Each coordinate waits about 1/density steps,
+    No worker searches or sends indices. Each coordinate waits about 1/density steps,
     whatever its size, so learning rates that suit `dense` may be too high.
 
     Args:
@@ -65,7 +65,7 @@ def random_k(
         raise ValueError(
             f"value_bits: got {value_bits} with `unbiased`, which keeps no residual "
             f"for the rounding errors of few bits, so that the mean update would be "
-            f"too small. Take 16 or 32, or leave `unbiased` out."
+            f"too small. Use 16 or 32, or leave `unbiased` out."
         )
     tx = sparsify(
         sparsifiers.random_k(density, seed=seed, max_density=max_density),

@@ -29,8 +29,8 @@ def sidco(
     """Each worker sends the values above a threshold from a fitted distribution.
 
     With `x = |residual_r + gradient_r|`, the first of M stages fits a distribution to
-    the moments of `x` and takes the threshold that 1/4 of the values exceed. Each later
-    stage fits the tail `{x > threshold}` and takes the threshold that a fraction
+    the moments of `x` and sets the threshold that 1/4 of the values exceed. Each later
+    stage fits the tail `{x > threshold}` and sets the threshold that a fraction
     `(4 density)^(1/(M-1))` of the tail exceeds. With a single stage, or a density of
     1/4 or more, the first threshold is the one for `density`.
 

@@ -22,7 +22,7 @@ def sign_majority(
 
     Args:
       scale: the distance by which a vote moves a coordinate; None for the root mean
-        square of the workers' gradients over about ten steps, to which learning rates
+        square of the workers' gradients over about ten steps, so that learning rates
         of `dense` fit.
       axis_name: see `sparsejax.sparsify`.
       nonfinite: see `sparsejax.sparsify`. A dropped worker's gradient counts as 0.

@@ -31,7 +31,7 @@ def sparseloco(
         q_r = round(acc_r[S_r]),  in `value_bits` bits
         update = (1/w) sum_r q_r,    residual_r = acc_r - q_r
 
-    Behind it `optax.sgd(alpha)` without momentum moves the shared parameters. The decay
+    After it, `optax.sgd(alpha)` without momentum moves the shared parameters. The decay
     forgets stale directions on purpose, so gradient mass is not conserved.
 
     Args:

@@ -1,4 +1,4 @@
-"""THE table of recipes: the demo, the benchmarks and the tests run its rows."""
+"""The table of recipes: the demo, the benchmarks and the tests run its rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparsejax import recipes
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One recipe, and the facts that a training run or a test has to know.
+    """One recipe, and the facts that training runs and tests need.
 
     Attributes:
       recipe: the function.
       density: the name of the argument that takes the density; `None` if the recipe
         sends everything, or exactly the non-zeros.
       arguments: other arguments for training runs.
-      after: follows the recipe in training runs.
+      after: a transformation that follows the recipe in training runs, or `None`.
       lossless: whether the recipe sends exactly the non-zeros.
       period: steps from one of the most expensive steps to the next; all other steps
         are the cheapest ones.
@@ -59,7 +59,7 @@ TABLE: Mapping[str, Row] = {
     "exdyna": Row(recipes.exdyna),
     "micro": Row(recipes.micro),
     "marsit": Row(recipes.marsit, None, {"period": 100}, period=100),
-    # With the scale None, to suit the learning rate of the other recipes.
+    # `None` makes the scale suit the learning rate of the other recipes.
     "sign_majority": Row(
         recipes.sign_majority, None, {"scale": None}, memory=False, loses=True
     ),

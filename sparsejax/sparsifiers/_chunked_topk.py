@@ -25,7 +25,7 @@ def chunked_topk(chunk: int = 4096, k: int = 64) -> Sparsifier:
     with fewer non-zeros leaves slots empty.
 
     Each part of the vector sends the same share, so where magnitudes differ along the
-    vector, small ones of one chunk go before larger ones of another.
+    vector, small ones of one chunk are sent while larger ones of another wait.
 
     Args:
       chunk: the number of coordinates of a chunk.
@@ -84,8 +84,8 @@ def largest_of_chunks(
     quota = jnp.where(jnp.arange(chunks) < chunks - 1, k, share)
     kept = (found > 0) & (jnp.arange(k)[None] < quota[:, None])
     indices = jnp.where(kept, offsets.astype(jnp.int32) + starts[:, None], n)
-    # Over all chunks, so that empty slots come last. Only slots are sorted, which takes
-    # a small part of the time of `top_k`.
+    # A sort over all chunks, so that empty slots come last. Only slots are sorted,
+    # which takes a small part of the time of `top_k`.
     return jnp.sort(indices.reshape(-1), stable=False)[:slots]
 
 

@@ -35,7 +35,7 @@ def or_everything(
     """`sparsifier`, but chooses the whole vector if `is_everything(n)`.
 
     In that case the state stays unchanged, and exchanges average whole vectors: the
-    step takes no search, no indices and no second message.
+    step needs no search, no indices and no second message.
     """
 
     def select(vector, state, step):

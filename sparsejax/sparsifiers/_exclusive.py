@@ -21,8 +21,8 @@ from sparsejax.vectors._selection import select_in
 # coordinates, steps in which no part exceeds twice the average size take a branch of
 # their own, with tiles and words for parts of that size.
 _LARGE = 1 << 20
-# The indices of a part take the bits that suit parts up to this many average sizes:
-# with eight workers half of the longest part, for which one bit more is enough.
+# The code of the indices suits parts of up to this many average sizes: with eight
+# workers half of the longest part, which needs only one bit more for an index.
 _USUAL = 3.9
 
 
@@ -52,8 +52,9 @@ def exclusive(
     `(t + r) mod w`. So the workers' choices never overlap, and each worker scans about
     n/w coordinates.
 
-    Indices take the bits that suit a part of 3.9 times the average size. A longer part
-    sends less than its quota, a ninth with eight workers, since its indices take more.
+    The message has room for the indices of a part of up to 3.9 times the average size.
+    Indices in a longer part need more bits, so that part sends less than its quota:
+    with eight workers and 1 %, a ninth less.
 
     If more coordinates qualify than may be sent, coordinates of evenly strided rank are
     sent, so the position of a coordinate never decides whether the coordinate waits.
@@ -64,8 +65,8 @@ def exclusive(
     Args:
       density: fraction of all coordinates to deliver, in (0, 1], or a schedule: a
         function from Int32[], the step, to Float[].
-      partition: splits the vector into parts, and moves the parts. The one that suits
-        a rule is `threshold.partition`.
+      partition: splits the vector into parts, and moves the parts.
+        `threshold.partition` is the partition that suits the rule.
       threshold: finds the threshold of a part.
       capacity: slots per worker; by default `threshold.capacity`.
       max_density: the largest density of a schedule, which fixes all sizes; larger

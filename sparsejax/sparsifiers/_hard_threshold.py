@@ -23,7 +23,8 @@ def hard_threshold(
     If more coordinates qualify than fit, coordinates of evenly strided rank are sent.
 
     Args:
-      threshold: in units of the accumulated gradient, at least 0.
+      threshold: in units of the accumulated gradient, at least 0; or a schedule, a
+        function from Int32[], the step, to Float[].
       max_density: the fraction of the coordinates that fit the message, in (0, 1].
       capacity: slots per worker; by default `max(1, floor(max_density n))`.
 
@@ -48,7 +49,7 @@ def hard_threshold(
     def select(vector, state, step):
         most = slot_count(capacity, target_count(max_density, step.n), step.n)
         found = given
-        if scheduled:  # NaN, and what is below 0, is 0.
+        if scheduled:  # NaN and negative numbers count as 0.
             found = jnp.maximum(jnp.nan_to_num(jnp.float32(given(step.index))), 0.0)
         indices, demand = compact(vector, found, capacity=most)
         return Choice(indices, demand, jnp.float32(found)), state

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Int, UInt32
 
 # Four rounds of a Feistel network with random functions are indistinguishable from a
-# random permutation (Luby and Rackoff). The functions here are hashes, so two more.
+# random permutation (Luby and Rackoff). The functions here are hashes, hence two more.
 _ROUNDS = 6
 
 

@@ -1,9 +1,8 @@
 """Thresholds for a region from a sample of it, for accelerators.
 
-There a pass over a region waits for memory, and a search needs several of them. The
-search therefore passes over a sample, and the selection tries a few thresholds in its
-one read of the region: so as many coordinates as the quota are found even if the sample
-misleads.
+An accelerator waits for memory in each pass over a region, and a search needs several
+passes. So the search reads a sample only. The selection reads the region once and tries
+a few thresholds in that read, so that it reaches the quota even if the sample misleads.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from sparsejax.vectors._sample import sample_in
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# Magnitudes of a usual sample above the threshold: they make a count accurate to about
-# a hundredth (1 / sqrt(8192)).
+# The magnitudes above the threshold in a usual sample: so many make a count accurate to
+# about a hundredth (1 / sqrt(8192)).
 _ABOVE = 8192
-# A sample reads at most this share of a usual region; and no sample is shorter.
+# A sample reads at most 1/8 of a usual region, but at least 2^16 coordinates.
 _SHARE, _LEAST = 8, 1 << 16
 
-# Standard deviations by which the first threshold is low, so that nearly always enough
-# coordinates reach it.
+# The first threshold is low by so many standard deviations of the count, so that nearly
+# always enough coordinates reach it.
 _SAFE = 3.0
 # The next threshold, relative to the first one. Where tails fall off as the fourth
-# power, twice as many coordinates reach it. At the last one all do but zeros.
+# power, twice as many coordinates reach it. All but zeros reach the last threshold.
 _LOWER = 0.84
 
 
@@ -41,7 +40,7 @@ def samples(rule: ThresholdRule) -> bool:
 
 
 def sample_size(span: int, usual: int, density: float) -> int:
-    """Static: the magnitudes of a sample of a region, at most all `span` of them.
+    """Static: the number of magnitudes in a sample of a region, at most `span`.
 
     Args:
       span: the most coordinates of the region.
@@ -75,17 +74,17 @@ def rungs(
 
     Args:
       rule: the rule that searches.
-      state: of the rule.
+      state: the state of the rule.
       part: Int32[], the number of the region.
       quota: Int32[], the coordinates that should reach the threshold.
       region: the vector [n], per worker, and the start [] and size [] of the region.
       span: static, the most coordinates of the region.
-      number: static, the magnitudes of the sample; all are counted if `span` is.
+      number: static, the size of the sample; if `span`, the whole region is counted.
 
     Returns:
-      Float32[3]: the one that the rule finds for the quota, or for a little more than
-      the quota in a sample; a lower one; and the least normal number. All are 0 if the
-      quota is the region, and infinite if it is 0.
+      Float32[3]: the threshold that the rule finds for the quota, or in a sample for a
+      little more than the quota; a lower one; and the least normal number. All are 0 if
+      the quota is the whole region, and infinite if the quota is 0.
     """
     size, wanted = region[2], quota
     if number < span:
@@ -94,10 +93,10 @@ def rungs(
         region, span = (sample, 0, number), number
         share = number / jnp.maximum(size, 1).astype(jnp.float32)
         expected = quota.astype(jnp.float32) * share
-        # Neighbours may be in the sample of a small region twice.
+        # The sample of a small region may contain a coordinate twice.
         spread = jnp.sqrt(expected * jnp.maximum(1 - share, 1 / 16))
         wanted = jnp.ceil(expected + _SAFE * spread).astype(jnp.int32)
-        # The quota of a whole region is the whole sample, and no other quota is.
+        # Only if the quota is the whole region is it the whole sample.
         wanted = jnp.where(quota < size, jnp.minimum(wanted, number - 1), number)
         size = jnp.int32(number)
 

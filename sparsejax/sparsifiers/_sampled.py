@@ -27,11 +27,12 @@ _LEAP = np.uint32(1327217885)
 
 
 def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
-    """Selects `|x| >= t`, where `t` is the density's quantile in a sample of 1 %.
+    """Selects `|x| >= t`, where `t` is the density's quantile in a sample.
 
-    The sample is evenly strided and starts at another coordinate in each step. The
-    threshold is one standard deviation low, so messages are mostly full. Coordinates
-    that do not fit wait, at evenly strided ranks.
+    The sample has 1 % of the coordinates, or 100 / density of them if that is more. It
+    is evenly strided and starts at another coordinate in each step. The threshold is
+    one standard deviation low, so messages are mostly full. Coordinates that do not fit
+    wait, at evenly strided ranks.
 
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].

@@ -1,4 +1,4 @@
-"""`check_contract`: all properties, in the order in which failures say most."""
+"""`check_contract`: all properties, in the order in which failures explain most."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def check_contract(
     params: Any = None,
     conserves: bool = True,
 ) -> None:
-    """Checks on a method of yours all that sparsejax promises of its own.
+    """Checks that your method keeps all promises of sparsejax's own methods.
 
     With at least `workers` devices in this process the steps run on them, and also
     simulated; with fewer they are simulated only. A CPU has four devices with
     `XLA_FLAGS=--xla_force_host_platform_device_count=4`. Most of the time goes into
     compiling five or six small programs.
 
-    Properties, each of them a function of this module:
+    Each property is a function of this module:
 
-    - `check_replicated`: the update traces, and replicated outputs are proven;
+    - `check_replicated`: the update traces, and outputs are proven to be replicated;
     - `check_state_types`, `check_strict_promotion`, `check_wide_types`,
       `check_abstract_init`, `check_update_types`: structure, shapes and dtypes;
-    - `check_conservation`, in float32, and with a memory in bfloat16: no gradient mass
-      is lost;
+    - `check_conservation`, in float32, and for methods with a memory in bfloat16 too:
+      no gradient mass is lost;
     - `check_zero_gradients`, `check_nonfinite`: zeros, NaN and infinity;
     - `check_tiny_tree`, `check_one_worker`, `check_few_coordinates`: edges;
     - on devices `check_devices_equal_simulation`, `check_no_recompilation`,

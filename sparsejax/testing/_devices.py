@@ -88,13 +88,13 @@ def check_replicas_equal(
     params: Any = None,
     steps: int = 50,
 ) -> None:
-    """After many steps all devices hold the same bits of all that is replicated.
+    """After many steps all devices hold the same bits of all replicated arrays.
 
     Args:
       tx: see `check_contract`.
       workers: see `check_contract`; at most the number of devices.
       params: see `check_contract`.
-      steps: their number.
+      steps: the number of steps.
 
     Raises:
       AssertionError: naming the first leaf that differs between devices.
@@ -106,7 +106,7 @@ def check_replicas_equal(
     for t in range(steps):
         drawn = gradients(t, workers, params)
         current, state, updates = made.advance(current, state, drawn)
-    # Per-worker leaves are not compared: `None` is no leaf.
+    # Per-worker leaves are not compared: `None` is not a leaf.
     replicated = jax.tree.map(
         lambda leaf, spec: None if "data" in spec else leaf, state, specs
     )

@@ -37,9 +37,10 @@ def check_conservation(
       workers: see `check_contract`.
       params: see `check_contract`.
       steps: the number of steps.
-      tolerance: of each coordinate, relative to the sum of its mean magnitudes.
+      tolerance: the largest error of a coordinate, relative to the sum of the mean
+        magnitudes of its gradients.
       view: "shard_map" binds the axis, each worker on a device of its own; "jit" is
-        plain `jax.jit` on the same devices; "simulate" takes one device. By default
+        plain `jax.jit` on the same devices; "simulate" uses one device. By default
         "simulate" if there are fewer devices than workers, and "shard_map" otherwise.
 
     Returns:
@@ -76,7 +77,7 @@ def check_one_worker(
 def check_few_coordinates(
     tx: optax.GradientTransformation, *, workers: int = 4, conserves: bool = True
 ) -> None:
-    """24 steps on max(1, min(3, w - 1)) coordinates: some are sent, none is lost.
+    """24 steps on max(1, min(3, w - 1)) coordinates: some are sent, no mass is lost.
 
     Args:
       tx: see `check_contract`.

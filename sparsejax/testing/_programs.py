@@ -30,7 +30,7 @@ def example_params(dtype: Any = jnp.float32) -> dict[str, Any]:
 def gradients(step: int, workers: int, params: Any, dtype=None, seed: int = 0) -> Any:
     """Laplace gradients [w, ...] whose scale differs between leaves and columns.
 
-    Arrays of numpy: the caller may change them, and nothing is compiled for them.
+    They are numpy arrays: the caller may change them, and nothing is compiled.
     """
     treedef: Any
     leaves, treedef = jax.tree.flatten(params)
@@ -59,7 +59,7 @@ class Trainer(NamedTuple):
         the first two arguments.
       mesh: the mesh of the workers; `None` if the workers are simulated.
       state: the state after `init`.
-      params: zeros.
+      params: the first parameters, zeros.
     """
 
     step: Any
@@ -78,7 +78,7 @@ class Trainer(NamedTuple):
         return jax.device_put((self.params, self.state), may_alias=False)
 
     def advance(self, params: Any, state: Any, drawn: Any) -> tuple[Any, Any, Any]:
-        """One step, waited for: virtual devices deadlock when steps pile up."""
+        """Runs one step and waits: virtual devices deadlock when steps pile up."""
         return jax.block_until_ready(self.step(params, state, self.shard(drawn)))
 
 
@@ -105,11 +105,11 @@ def trainer(
     """The `Trainer` of `tx`; equal arguments share one compiled program.
 
     Args:
-      tx: exchanges over the axis "data".
+      tx: a transformation that exchanges over the axis "data".
       params: pytree of arrays; only shapes and dtypes count.
       workers: the number of workers.
       view: "shard_map" binds the axis, each worker on a device of its own; "jit" is
-        plain `jax.jit` on the same devices; "simulate" takes one device. By default
+        plain `jax.jit` on the same devices; "simulate" uses one device. By default
         "simulate" if there are fewer devices than workers, and "shard_map" otherwise.
       mesh: the mesh, if not the first devices.
       check_vma: as in `jax.shard_map`.
@@ -216,12 +216,12 @@ def run(
     """Yields `(gradients, updates, state)` of each step, on the host.
 
     Args:
-      tx: as in `trainer`.
-      steps: their number.
-      params: as in `trainer`.
-      workers: as in `trainer`.
+      tx: see `trainer`.
+      steps: the number of steps.
+      params: see `trainer`.
+      workers: see `trainer`.
       stream: `step -> gradients [w, ...]`; `gradients` by default.
-      **options: of `trainer`.
+      **options: further arguments of `trainer`.
     """
     made = trainer(tx, params, workers, **options)
     current, state = made.start()

@@ -29,10 +29,10 @@ _OTHER_TYPES = (
 def check_replicated(
     tx: optax.GradientTransformation, *, workers: int = 4, params: Any = None
 ) -> None:
-    """`init` and `update` trace, and all that should be replicated is so provably.
+    """`init` and `update` trace, and replicated outputs are proven to be replicated.
 
-    Under `vmap` an output that is not derived from collectives or constants alone is
-    refused, also where the types of `shard_map` miss it.
+    `vmap` refuses an output that is not derived from collectives or constants alone,
+    even if the types of `shard_map` accept it.
 
     Args:
       tx: see `check_contract`.

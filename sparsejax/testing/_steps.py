@@ -22,7 +22,7 @@ from sparsejax.testing._values import (
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-# Which value the bad worker has in which step.
+# step -> the bad worker's value in that step.
 _BAD = {1: np.nan, 3: np.inf, 4: -np.inf}
 
 
@@ -163,7 +163,7 @@ def check_dense_mean(
       tx: a transformation that should deliver every coordinate.
       workers: see `check_contract`.
       params: see `check_contract`.
-      rounding: relative, of values on the wire.
+      rounding: the relative rounding error of values on the wire.
 
     Raises:
       AssertionError: with the coordinate that is furthest off.

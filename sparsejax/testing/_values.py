@@ -41,7 +41,7 @@ def flat(tree: Any, lead: tuple[int, ...] = ()) -> Float[np.ndarray, "*lead n"]:
 
 
 def as_vector(tree: Any, lead: tuple[int, ...] = ()) -> Float[np.ndarray, "*lead n"]:
-    """`flat` in the order of a residual, where leaves of one dtype lie together."""
+    """`flat` in the order of a residual, where leaves of one dtype are adjacent."""
     leaves = jax.tree.leaves(tree)
     dtypes = [leaf.dtype for leaf in leaves]
     return flat(sorted(leaves, key=lambda leaf: dtypes.index(leaf.dtype)), lead)
@@ -80,7 +80,7 @@ def require_same_types(
 
     Args:
       given: pytree of arrays or shapes.
-      expected: the same.
+      expected: pytree of the same kind.
       rule: the property.
       when: where `given` and `expected` were found, for the sentence.
       cause: the likely reason.

@@ -3,7 +3,7 @@
 On the networks for which this library is made, a collective of any size costs
 milliseconds, so one message carries all facts of a worker about a step.
 
-Ascending indices are sent in the one of four codes that takes the fewest bytes. All
+Ascending indices are sent in the one of four codes that needs the fewest bytes. All
 sizes are static, so the code is chosen when the program is traced.
 """
 
@@ -98,7 +98,7 @@ class EliasFano(NamedTuple):
     def joined(
         self, high: Int[Array, " k"], digits: UInt32[Array, "bits k"]
     ) -> Int[Array, " k"]:
-        """The numbers of `high` and `digits`."""
+        """The numbers that consist of `high` and `digits`."""
         if not self.low_bits:
             return high
         low = jnp.sum(digits << self._shifts, axis=0, dtype=jnp.uint32)
@@ -130,7 +130,7 @@ def bitmap(slots: int, span: int) -> IndexCode:
 
 
 def cheapest(slots: int, span: int) -> IndexCode | EliasFano:
-    """The code with the fewest bytes; of equal sizes, the one with the least work."""
+    """The code with the fewest bytes; at equal sizes, the one with the least work."""
     codes: list[IndexCode | EliasFano] = [plain(slots, span), bitmap(slots, span)]
     if slots and span:
         codes += [EliasFano(slots, span, bits) for bits in range(span.bit_length())]
@@ -141,7 +141,7 @@ def _order(slots: int) -> Int[Array, " k"]:
     """Int32[k]: the number of each slot."""
     if _xla.on_cpu():
         return jnp.asarray(np.arange(slots, dtype=np.int32))
-    # XLA would compute with a constant while it compiles for a GPU, for seconds.
+    # With a constant, XLA would compute for seconds while it compiles for a GPU.
     return jnp.arange(slots, dtype=jnp.int32)
 
 

@@ -96,7 +96,7 @@ def _counts_at_once(
 ) -> Int32[Array, " t"]:
     """`_counts` of the magnitudes `inside`: one read for any number of thresholds.
 
-    `None` stands for all of them.
+    If `inside` is None, all magnitudes are counted.
 
     XLA:GPU computes all sums over the same runs in one kernel. It would write masked
     magnitudes to memory first, so the flags are masked.

@@ -1,8 +1,8 @@
 """Selection in a region at one of several thresholds, in one read of the region.
 
-The form for accelerators, where a sample suggests a threshold. Whether the quota
-reaches that threshold is known once the region was read, so lower ones are tried in the
-same read.
+This is the form for accelerators, where a sample suggests a threshold. Only a read of
+the region shows whether `quota` coordinates reach that threshold, so the same read
+tries lower thresholds too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Filled(NamedTuple):
     window: Int32[Array, ""]
 
     def padded(self, span: int) -> Filled:
-        """As of a longer region: branches of a conditional need equal shapes."""
+        """Adds words up to a region of `span`: branches need equal shapes."""
         more = -(-span // _bits.WORD) - self.words.size
         return self._replace(words=jnp.pad(self.words, (0, more)))
 
@@ -63,9 +63,9 @@ def filled(
     *,
     span: int,
 ) -> Filled:
-    """The first of several thresholds that `quota` coordinates of a region reach.
+    """Finds the first of several thresholds that `quota` coordinates of a region reach.
 
-    The last one, if none is reached by as many.
+    If `quota` coordinates reach no threshold, it finds the last one.
 
     Args:
       vector: Float[n]. NaN never qualifies.
@@ -89,7 +89,7 @@ def filled(
       [0 2] 3 1.0
     """
     start, size, thresholds, quota = alike(vector, start, size, thresholds, quota)
-    # Barrier: see `count_in`; and XLA takes NaN to reach a 0 that it sees.
+    # Barrier: see `count_in`; and XLA assumes that NaN reaches a constant 0.
     start, thresholds = _xla.computed_once((start, thresholds.astype(jnp.float32)))
     values, inside = read_region(vector, start, size, span)
     rows = [_bits.pack((jnp.abs(values) >= t) & inside) for t in thresholds]

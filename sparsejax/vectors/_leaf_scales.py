@@ -1,8 +1,8 @@
 """A scale for each leaf in a block of slots, where a vector has several leaves.
 
-A leaf of small values would vanish in a block that holds values of a leaf a thousand
-times larger, or take the mean of those. So the leaves of a block are brought to one
-size, within a factor of 4, before they are encoded.
+In a block that also holds values of a leaf a thousand times larger, the small values
+of a leaf would vanish, or be decoded as the mean of the large ones. So the leaves of a
+block are brought to one size, within a factor of 4, before they are encoded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, UInt16
 
-# Neighbouring leaves with scales of their own. More leaves of one block share them in
-# turn.
+# The most scales in a block. In a block with more leaves, leaf i uses scale
+# `i mod (number of scales)`.
 LEAVES = 16
-# A word tells four leaves' powers of 4, and pays for so many slots.
+# One 16-bit word holds four scales, powers of 4, in 4 bits each. Blocks have at most
+# m / 32 such words for a list of m values, but at least one.
 _WORD, _BITS, _OCTAVES = 4, 4, 2
 _PAYING = 32
-# Of a float32: its exponent is the eight bits above the mantissa, plus the bias.
+# The layout of a float32: 23 bits of mantissa, then the exponent with a bias of 127.
 _MANTISSA, _BIAS = 23, 127
 
 
 def words_for(leaf_count: int, m: int) -> int:
-    """Words of scales for each block of `m` values of so many leaves. Static."""
+    """Static: the words of scales in each block, for `m` values of so many leaves."""
     words = -(-min(leaf_count, LEAVES) // _WORD)
     return min(words, max(1, m // _PAYING))
 
@@ -34,11 +35,11 @@ def words_for(leaf_count: int, m: int) -> int:
 def levelled(
     rows: Float[Array, "b s"], leaves: Int[Array, "b s"], words: int
 ) -> tuple[Float[Array, "b s"], UInt16[Array, "b c"]]:
-    """Rows whose leaves are alike, and the scales of each row.
+    """Rows whose leaves are alike in size, and the scales of each row.
 
     Args:
-      rows: finite.
-      leaves: below `LEAVES`, of each slot.
+      rows: finite values.
+      leaves: the leaf of each slot, a number below `LEAVES`.
       words: c, static: see `words_for`.
     """
     magnitudes, number = jnp.abs(rows), words * _WORD

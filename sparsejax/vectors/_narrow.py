@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 # The number one as a word: roots of levels are fractions of it.
 _WHOLE = (1 << 16) - 1
 
-# Of the largest magnitude of a block: with 2 bits, larger magnitudes are large ones.
+# With 2 bits: the lowest border between small and large magnitudes, as a fraction of
+# the block's largest.
 _LOWEST_EDGE = 0.25
 
 
@@ -76,7 +77,7 @@ def value_code(bits: int, m: int, leaf_count: int = 1) -> ValueCode:
 def in_slots(
     decoded: Float[Array, "*shape"], filled: Bool[Array, "*shape"], bits: int
 ) -> Float[Array, "*shape"]:
-    """Decoded values, but 0 in empty slots: 2 bits and 1 make zeros small numbers."""
+    """Decoded values, 0 in empty slots: 2 bits or 1 decode zeros as small numbers."""
     return decoded if bits > 2 else jnp.where(filled, decoded, 0)
 
 
@@ -138,10 +139,10 @@ def _by_leaf(code: BlockCode, leaf_count: int) -> ValueCode:
 def _squares(bits: int, m: int) -> BlockCode:
     """8 or 4 bits: a sign, and the nearest of 127 or 7 levels, or zero.
 
-    Levels are squares of evenly spaced numbers, so they lie closer where values are
-    small, as most are. They reach from the smallest magnitude of a block to the
-    largest, and from `1 / top^2` of the largest where the smallest lies below: a value
-    there becomes the lowest level or zero. The error is at most 1.2 % of the largest
+    Levels are squares of evenly spaced numbers, so they are closer where values are
+    small, and most values are. The highest level is the largest magnitude of a block,
+    the lowest the smallest, but at least `1 / top^2` of the largest: a smaller value
+    becomes the lowest level or zero. The error is at most 1.2 % of the largest
     magnitude with 8 bits, and 14 % with 4.
     """
     blocks, top = Blocks.of(m, bits), (1 << bits - 1) - 1
@@ -151,11 +152,11 @@ def _squares(bits: int, m: int) -> BlockCode:
         shares, largest = shares_of(rows)
         start = jnp.floor(_WHOLE * jnp.sqrt(_smallest(shares)))
         start = jnp.clip(start, lowest, _WHOLE - 1)
-        # In gaps between roots of levels, the lowest of which lies at `base`.
+        # Roots are measured in the gaps between them; the lowest root is `base`.
         scale = gaps * _WHOLE / (_WHOLE - start)[:, None]
         base = scale * start[:, None] / _WHOLE
         squares = shares * scale**2
-        # The squares of x and x + 1 part at (x + 1/2)^2 + 1/4.
+        # The middle of the squares of x and x + 1 is (x + 1/2)^2 + 1/4.
         above = jnp.floor(0.5 + jnp.sqrt(jnp.maximum(squares - 0.25, 0)) - base)
         levels = jnp.where(squares < base**2 / 2, 0, 1 + jnp.clip(above, 0, gaps))
         scales = jnp.stack([to_bfloat16(largest), start.astype(jnp.uint16)], axis=1)
@@ -167,7 +168,7 @@ def _squares(bits: int, m: int) -> BlockCode:
         # Integers, so that compilers cannot round one message in two ways.
         roots = gaps * start + (levels - 1) * (_WHOLE - start)
         roots = jnp.where(levels > 0, roots, 0).astype(jnp.float32) / (gaps * _WHOLE)
-        # Compilers multiply by an inverse, and so the largest would come out smaller.
+        # Compilers multiply by an inverse, which would make the largest smaller.
         magnitudes = jnp.where(levels == top, largest, roots * roots * largest)
         return jnp.where(negative, -magnitudes, magnitudes)
 
@@ -175,16 +176,17 @@ def _squares(bits: int, m: int) -> BlockCode:
 
 
 def _two_means(m: int) -> BlockCode:
-    """2 bits: a sign, and whether the magnitude is one of the larger of its block.
+    """2 bits: a sign, and whether the magnitude is one of the large ones of its block.
 
-    These are decoded as their mean, and the others, zeros among them, as theirs. The
-    means travel along, so a full block keeps its sum of magnitudes.
+    Large magnitudes are decoded as the mean of the large ones, small ones (and zeros)
+    as the mean of the small ones. The message contains both means, so a full block
+    keeps its sum of magnitudes.
     """
     blocks = Blocks.of(m, 2)
 
     def encode(rows):
         shares, largest = shares_of(rows)
-        # In the middle between the smallest and the largest, in logarithms.
+        # In logarithms, the border is midway between the smallest and the largest.
         edge = jnp.maximum(jnp.sqrt(_smallest(shares)), _LOWEST_EDGE)
         large = shares >= edge[:, None]
         above = jnp.sum(large, axis=1, dtype=jnp.int32).astype(jnp.float32)
@@ -203,5 +205,5 @@ def _two_means(m: int) -> BlockCode:
 
 
 def _smallest(shares: Float[Array, "b s"]) -> Float[Array, " b"]:
-    """The smallest share of each block that is not zero; 1 where all are."""
+    """The smallest non-zero share of each block; 1 if all shares are zero."""
     return jnp.min(jnp.where(shares > 0, shares, 1.0), axis=1)

@@ -1,8 +1,8 @@
 """The code of one bit a value: the signs of a block, or only its largest values.
 
-Where magnitudes are alike, signs and one magnitude say most of a block. Where few
-values hold most of its energy, signs would add noise everywhere. Each block takes the
-code that leaves less.
+If magnitudes are alike, signs and one magnitude describe a block well. If few values
+hold most of its energy, signs would add noise everywhere. Each block uses the code that
+leaves the smaller error.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from sparsejax.vectors._value_blocks import (
 if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int, Shaped
 
-# One bit for each of 16 slots is a word of two bytes. A byte tells one of the slots in
-# four bits, a sign in one, and a level in three: the largest magnitude of the block
-# times a power of 2^-0.75, or zero.
+# One bit for each of 16 slots is a word of two bytes. A byte holds the number of one of
+# the slots in four bits, a sign in one, and a level in three: the largest magnitude of
+# the block times a power of 2^-0.75, or zero.
 _SLOTS, _BYTES = 16, 2
 _OCTAVES = 0.75
 _SIGN, _ZERO = 1 << 3, 7
-# The last bits of a number that say its slot and its sign.
+# The mask of the last bits of a number, which hold its slot and its sign.
 _PLACE_AND_SIGN = 2 * _SLOTS - 1
 _LEVELS = np.append(2.0 ** (-_OCTAVES * np.arange(_ZERO)), 0.0).astype(np.float32)
-# The sign of a scale, which is not negative, tells the code of its block.
+# A scale is not negative, so its sign bit can mark the code of its block.
 _FEW = 1 << 15
 
 
 def one_bit(m: int) -> BlockCode:
     """1 bit for each of `m` values.
 
-    With the signs, each value is decoded as the mean magnitude of its block, zeros too.
-    With the largest values, two of 16 slots are decoded to within 30 %, unless they lie
-    below 2^-4.9 of the largest of their block, and all others as zero.
+    With the signs, each value, even zero, is decoded as the mean magnitude of its block
+    with its sign. With the largest values, two of every 16 slots are decoded to within
+    30 %, unless they are below 2^-4.9 of the largest of their block, and all other
+    slots as zero.
     """
     blocks = Blocks.of(m, 1)
 
@@ -52,7 +53,7 @@ def one_bit(m: int) -> BlockCode:
         negative = jnp.signbit(rows)
         total = jnp.sum(shares, axis=1)
         mean = total / blocks.filled
-        # A value x that is decoded as q takes 2 q x - q^2 from the squares of a block.
+        # Decoding x as q reduces the sum of squares of a block by 2 q x - q^2.
         by_signs = mean * total
         few, by_few = _largest(_grid(shares), _grid(negative))
         chosen = by_few > by_signs
@@ -81,8 +82,8 @@ def _grid(rows: Shaped[Array, "b s"]) -> Shaped[Array, "b 16 d"]:
 def _largest(
     shares: Float[Array, "b 16 d"], negative: Bool[Array, "b 16 d"]
 ) -> tuple[Int[Array, "b d"], Float[Array, " b"]]:
-    """Words of the two largest of 16 slots, and the squares that they take."""
-    # One number orders shares and tells place and sign in its last bits: a positive
+    """Words of the two largest of 16 slots, and the squares that they remove."""
+    # One number orders shares, and holds place and sign in its last bits: a positive
     # float32 grows with its bits.
     slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None] << 1
     numbers = jax.lax.bitcast_convert_type(shares, jnp.int32) & ~_PLACE_AND_SIGN

@@ -1,8 +1,8 @@
 """Selection in a part that consists of pieces, each with a threshold and a quota.
 
-The form for accelerators: all pieces in one read, with as many kernels as for one. The
-vector is read in rows that do not cross the edge of a piece, so that every row has one
-threshold, and a piece is a range of rows that is known when traced.
+This is the form for accelerators: it reads all pieces at once, with as many kernels as
+for one piece. The vector is read in rows that do not cross the edge of a piece, so that
+every row has one threshold, and a piece is a range of rows that is known when traced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsejax.vectors._scans import running_sum
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int, Int32
 
-# Coordinates of a row: those of a block in `_bits.positions`.
+# Coordinates of a row: as many as a block has in `_bits.positions`.
 _ROW = 128
 
 
@@ -57,15 +57,15 @@ def select_pieces(
     *,
     capacity: int,
 ) -> tuple[Int32[Array, " k"], Int32[Array, " L"], Float[Array, " L"]]:
-    """The choice in one part of the vector, of a quota of each layer.
+    """Chooses a quota of coordinates of each layer in one part of the vector.
 
     Args:
       vector: Float[n]. NaN never qualifies.
       layers: static, Int32[L + 1], ascending from 0 to `n`: layer `l` is
-        `[layers[l], layers[l + 1])`, and none is empty.
+        `[layers[l], layers[l + 1])`, and no layer is empty.
       bounds: Int32[] each: the part is `[bounds[0], bounds[1])`.
-      thresholds: Float[L, r], descending for each layer. A piece takes the first one
-        that as many coordinates as its quota reach, or else the last one.
+      thresholds: Float[L, r], descending for each layer. A piece uses the first one
+        that at least as many coordinates as its quota reach, or else the last one.
       quotas: Int32[L], the coordinates to choose in each piece.
       capacity: static, the number of slots `k`.
 
@@ -73,8 +73,8 @@ def select_pieces(
       indices: Int32[k], ascending; empty slots hold `n`. If more qualify in a piece
         than its quota, coordinates of evenly strided rank are kept.
       demand: Int32[L], the number of coordinates that qualified in each piece.
-      threshold: Float[L], those that were taken. All three per worker if an argument
-        is.
+      threshold: Float[L], the threshold that each piece uses. All three results are
+        per worker if an argument is.
 
     Example:
       >>> x, layers = jnp.array([3.0, -0.5, -2.0, 9.0]), np.array([0, 2, 4])
@@ -92,7 +92,7 @@ def select_pieces(
     inside = (place >= bounds[0]) & (place < end[:, None])
     place = jnp.minimum(place, vector.size - 1)
     values = vector.at[place].get(mode="promise_in_bounds").astype(jnp.float32)
-    # Barrier: XLA takes NaN to reach a 0 that it sees.
+    # Barrier: XLA assumes that NaN reaches a constant 0.
     limits = _xla.computed_once(thresholds[rows.layer])
     words = [
         _bits.pack(((jnp.abs(values) >= limits[:, i, None]) & inside).reshape(-1))
@@ -153,7 +153,7 @@ def _strided(demand, quotas, capacity):
 
 
 def _place(ends: Int32[Array, " L"], numbers: Int32[Array, " m"]) -> Int32[Array, " m"]:
-    """The first of `ends`, which ascend, above each number; the last one if none is."""
-    # The default method is a loop, of which a GPU makes dozens of kernels.
+    """For each number, the first of the ascending `ends` above it, or else the last."""
+    # The default method is a loop, which becomes dozens of kernels on a GPU.
     found = jnp.searchsorted(ends, numbers, side="right", method="compare_all")
     return jnp.minimum(found, ends.size - 1).astype(jnp.int32)

@@ -27,8 +27,8 @@ class Reach(NamedTuple):
         slots; `span` does so for a long list.
       span: static: a long list lies in `[0, span)`.
       low_bits: static: `code` writes so many bits of each number in binary.
-      more_bits: static: a long list needs so many more.
-      room: static: a long list fills so many slots at most.
+      more_bits: static: a long list needs so many more bits for each number.
+      room: static: the most slots that a long list fills.
     """
 
     code: Any
@@ -40,7 +40,7 @@ class Reach(NamedTuple):
 
     @property
     def each(self) -> int:
-        """Static: the numbers whose missing digits fit into a slot."""
+        """Static: how many numbers' missing digits fit into a slot."""
         return self.low_bits // self.more_bits
 
     @property
@@ -58,8 +58,8 @@ class Reach(NamedTuple):
         """Encodes a list; the slots of a long one from `room` on must be empty."""
         if not self.more_bits:
             return self.code.encode(numbers)
-        # The binary digits that are missing lie in the slots from `room` on, whose own
-        # digits nobody needs: first one number's digits in each, then another one's.
+        # The missing binary digits go into the slots from `room` on, which are empty:
+        # first one number's digits into each, then another number's.
         more = (numbers[: self.room] >> self.low_bits) & self._mask(self.more_bits)
         rows = jnp.pad(more, (0, self.each * self.spare - self.room))
         places = self.more_bits * np.arange(self.each, dtype=np.int32)[:, None]
@@ -74,7 +74,7 @@ class Reach(NamedTuple):
     def decode(
         self, code: Shaped[Array, " c"], long: Bool[Array, ""]
     ) -> Int[Array, " k"]:
-        """The list of `encode`."""
+        """The inverse of `encode`."""
         if not self.more_bits:
             return self.code.decode(code)
         high, digits = self.code.high(code), self.code.digits(code)
@@ -98,7 +98,7 @@ def reach(slots: int, usual: int, span: int) -> Reach:
     """The code with the fewest bytes for `slots` numbers below `usual`.
 
     Where a long list would lose more than half of its slots, or no byte is saved,
-    every list takes the code for `span`, and keeps all slots.
+    every list uses the code for `span`, and keeps all slots.
     """
     plain = cheapest(slots, span)
     best = Reach(plain, span, span, 0, 0, slots)
@@ -116,7 +116,7 @@ def reach(slots: int, usual: int, span: int) -> Reach:
 
 
 def room(slots: int, usual: int, span: int) -> int:
-    """Static: the slots that indices beyond `usual` may fill, of `slots`.
+    """Static: how many of `slots` slots a list may fill if it reaches beyond `usual`.
 
     Args:
       slots: the number of slots.
@@ -146,10 +146,10 @@ def encode_indices(
       start: Int32[], the first possible index.
       span: static, the number of possible indices.
       n: static, the number of coordinates.
-      usual: static: the code's size suits indices in `[start, start + usual)`; by
+      usual: static: the code has room for k indices in `[start, start + usual)`; by
         default `span`.
-      long: Bool[], whether indices may lie beyond these; by default not. If so, the
-        slots from `room(k, usual, span)` on must be empty.
+      long: Bool[], whether indices may be at or beyond `start + usual`; by default not.
+        If so, the slots from `room(k, usual, span)` on must be empty.
 
     Returns:
       The code [c]; its size and dtype follow from `k` and `span`.
@@ -183,7 +183,7 @@ def decode_indices(
       span: static, the number of possible indices.
       n: static, the number of coordinates.
       slots: static, the number `k` of encoded indices.
-      usual: static, as `encode_indices` got it.
+      usual: static, the same as for `encode_indices`.
       long: Bool[w], the `long` of every worker.
 
     Returns:

@@ -25,8 +25,8 @@ _TILE = 1 << 16
 _MOST_TILES = 64
 
 # Regions of at most this many tiles are read at their largest size, without a loop. An
-# accelerator, which would wait for the host in each turn of the loop, reads all regions
-# so.
+# accelerator would wait for the host in each turn of a loop, so it reads all regions in
+# this way.
 _UNROLLED_TILES = 4
 
 # Coordinates per run: one 8-bit field holds the count of a run.
@@ -77,7 +77,7 @@ def alike(vector, *values):
 def reach(values: Float[Array, " m"], threshold: Float[Array, ""]) -> Bool[Array, " m"]:
     """Whether `|value| >= threshold`; NaN never does.
 
-    XLA takes every magnitude to reach a constant 0, also that of NaN.
+    XLA assumes that every magnitude reaches a constant 0, even NaN.
     """
     return (magnitudes_of(values) >= threshold) & (values == values)
 
@@ -112,7 +112,7 @@ def read_tile(vector, start, size, row, tile: int):
 def read_region(vector, start, size, span: int):
     """`read_tile` of a whole region, for accelerators.
 
-    Each number of a few coordinates that is computed before the read is a kernel.
+    Any number that is computed for a few coordinates before the read costs a kernel.
     """
     window = tile_start(vector.size, start, jnp.int32(0), span)
     values = jax.lax.dynamic_slice(vector, (window,), (span,))

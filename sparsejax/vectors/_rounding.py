@@ -17,7 +17,7 @@ def holds_float32(dtype: np.dtype) -> bool:
 
 
 def round_to(values: Array, dtype: np.dtype) -> Array:
-    """Rounds `values` to `dtype`; the result has their own dtype again.
+    """Rounds `values` to `dtype`; the result has the dtype of `values`.
 
     Values beyond the largest number of `dtype` become that number, so the difference
     stays finite.

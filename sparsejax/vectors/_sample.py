@@ -1,4 +1,4 @@
-"""A sample of a region, as large as it was asked for, however large the region is."""
+"""A sample of a region, of a size that does not depend on the size of the region."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsejax.vectors._mixing import mixed
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# Coordinates next to one another that a sample reads: memory of accelerators is read in
+# The number of neighbours that a sample reads together: accelerators read memory in
 # pieces of 32 bytes.
 _TOGETHER = 8
 
@@ -28,8 +28,8 @@ def sample_in(
 ) -> Float[Array, " m"]:
     """Values of a region: eight neighbours from each of `number / 8` equal strata.
 
-    Their place in a stratum is random, so that rows of a matrix, which have a period,
-    mislead nobody. A region with fewer coordinates gives some of them twice.
+    Their place in a stratum is random, so that the period of a matrix's rows does not
+    distort the sample. A region with fewer coordinates gives some of them twice.
 
     Args:
       vector: Float[n].
@@ -48,7 +48,7 @@ def sample_in(
     """
     strata = -(-number // _TOGETHER)
     order = jnp.arange(strata, dtype=jnp.int32)
-    # Barrier: XLA would compute all indices of a region that it knows when it compiles.
+    # Barrier: XLA would compute all indices of a constant region while it compiles.
     start, size = _xla.computed_once((start, size))
     # All strata have `width` coordinates, and the first `rest` of them one more.
     width = jax.lax.div(size, jnp.int32(strata))
@@ -57,7 +57,7 @@ def sample_in(
     place = mixed(order.astype(jnp.uint32), jnp.uint32(0)) % room
     first = order * width + jnp.minimum(order, rest) + place.astype(jnp.int32)
     inside = first[:, None] + np.arange(_TOGETHER, dtype=np.int32)[None]
-    # Of a small region neighbours may lie beyond the end, and an empty one too.
+    # In a small region, neighbours may be beyond the end; in an empty one all are.
     index = start + jax.lax.rem(inside, jnp.maximum(size, 1))
     index = jnp.minimum(index, vector.size - 1).reshape(-1)
     found = vector.at[index].get(mode="promise_in_bounds")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Int32
 
 
-# Numbers of a row, which one kernel combines for each place of the row. A window for
-# each place is one kernel for rows of 16. Longer rows are masked, which takes the
-# compiler long for many numbers.
+# Row lengths. One kernel computes the running results of all rows: rows of 16 by a
+# window. Vectors of at most `_FEW` numbers use rows of 64 by a mask, which compiles
+# slowly for longer vectors.
 _WINDOW, _ROW = 16, 64
 _FEW = 1 << 17
 
@@ -34,7 +34,7 @@ def running_sum(x: Int32[Array, " m"]) -> Int32[Array, " m"]:
 
 
 def running_max(x: Int32[Array, " m"]) -> Int32[Array, " m"]:
-    """The largest of all values up to each one. They must not be negative.
+    """The inclusive running maximum of values that are not negative.
 
     Example:
       >>> print(running_max(jnp.array([1, 2, 0, 3], jnp.int32)))
@@ -51,9 +51,9 @@ def _running(
 ) -> Int32[Array, " m"]:
     """The running result of `combine`, of which 0 is the neutral element.
 
-    For GPUs `associative_scan` becomes dozens of kernels that take the compiler
-    seconds, and `of_window` of a long vector two kernels for each power of 16. Here a
-    kernel combines rows, one their results, and so on; a last one adds up.
+    For GPUs `associative_scan` becomes dozens of kernels that take seconds to compile,
+    and `of_window` of a long vector two kernels for each power of 16. Here one kernel
+    scans rows, the next scans the rows' totals, and so on; the last combines all.
     """
     if _xla.on_cpu():
         return jax.lax.associative_scan(combine, x)
@@ -71,8 +71,8 @@ def _running(
     total = parts[0].reshape(-1)[: x.size]
     place = jnp.arange(x.size, dtype=jnp.int32)
     for below, part in itertools.pairwise(parts):
-        # Of the row, among those that form a row above. Not `//` and `%`, which round
-        # down with one more kernel.
+        # The number of this element's row. Not `//` and `%`, which round down with one
+        # more kernel.
         place = jax.lax.div(place, jnp.int32(below.shape[1]))
         before = part.reshape(-1)[jnp.maximum(place, 1) - 1]
         inside = place & (part.shape[1] - 1)

@@ -92,7 +92,7 @@ def select_in(
         return jax.lax.dynamic_update_slice(words, packed, (row * tile_words,))
 
     if span and not _xla.on_cpu():
-        # As in `count_in`; and XLA takes NaN to reach a 0 that it sees.
+        # Barrier: see `count_in`; and XLA assumes that NaN reaches a constant 0.
         start, threshold = _xla.computed_once((start, threshold))
         values, inside = read_region(vector, start, size, span)
         words = _bits.pack((jnp.abs(values) >= threshold) & inside)
@@ -153,7 +153,7 @@ def fill_slots(
     `coordinate` maps the positions of bits to coordinates; empty slots hold `n`.
     """
     kept = jnp.minimum(jnp.minimum(demand, quota), capacity)
-    # An odd number of slots takes more than twice as long on XLA:CPU.
+    # XLA:CPU takes more than twice as long for other numbers of slots.
     aligned = _ALIGNED if _xla.on_cpu() else 1
     slots = jnp.arange(-(-capacity // aligned) * aligned, dtype=jnp.int32)
     # `maximum` avoids division by 0 if nothing is kept; `minimum` keeps the ranks of

@@ -71,7 +71,7 @@ class Blocks(NamedTuple):
 
     @property
     def full(self) -> int:
-        """The values that fill the blocks; m if there is one block, which is short."""
+        """The number of values that fill all blocks; m if there is only one block."""
         return self.number * self.length if self.number > 1 else self.m
 
     @property
@@ -119,15 +119,15 @@ class Blocks(NamedTuple):
     ) -> tuple[UInt16[Array, "b c"], Int[Array, "b d"]]:
         """The inverse of `message`."""
         whole = words.reshape(self.number, -1)
-        # Barriers here and in `join`, and slices in place of one broadcast: fused with
-        # its neighbours, XLA:CPU makes this a loop of ten times the time.
+        # Barriers here and in `join`, and slices instead of one broadcast: if XLA:CPU
+        # fuses this with its neighbours, the loop takes ten times as long.
         body = _xla.computed_once(whole[:, scales:].astype(jnp.int32))
         return whole[:, :scales], body
 
     def body(
         self, numbers: Int[Array, "b s"], negative: Bool[Array, "b s"]
     ) -> Int[Array, "b d"]:
-        """Numbers below 2^(bits - 1) and signs as words: one of every d slots each."""
+        """Numbers below 2^(bits - 1) and signs as words; each holds every d-th slot."""
         signs = negative.astype(jnp.int32) << self.bits - 1
         codes = (numbers | signs).reshape(self.number, _WORD // self.bits, -1)
         shifts = jnp.arange(0, _WORD, self.bits, dtype=jnp.int32)[None, :, None]

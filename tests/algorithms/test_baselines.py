@@ -273,7 +273,7 @@ def test_deft_shares_that_are_off_still_sum_to_the_target(scale, goal):
     ("n", "workers", "density"), [(5, 8, 0.2), (600, 4, 0.999), (620, 3, 0.98)]
 )
 def test_deft_delivers_its_target_in_every_step(n, workers, density):
-    """Also with shares that round to 0, and with layers that are sent whole."""
+    """Even with shares that round to 0, and with layers that are sent whole."""
     rng = np.random.default_rng(1)
     params = {"a": jnp.zeros(2), "b": jnp.zeros((n - 3, 1)), "c": jnp.zeros(1)}
     stream = [

@@ -49,7 +49,7 @@ def densifications(workers):
     [
         (2, 0.05, "none"),
         (4, 0.01, "half"),
-        # The more workers, the more exchanges follow each other in a program.
+        # With more workers, a program has more exchanges one after the other.
         pytest.param(8, 0.001, "full", marks=pytest.mark.second_tier),
         pytest.param(8, 0.05, "none", marks=pytest.mark.second_tier),
     ],

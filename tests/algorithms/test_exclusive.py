@@ -28,7 +28,7 @@ later = pytest.mark.second_tier
 
 
 def _group(stream, *marks):
-    """One process takes all runs on a stream."""
+    """One process makes all runs on a stream."""
     return (pytest.mark.xdist_group(stream), *marks)
 
 
@@ -83,7 +83,7 @@ def _probe(n):
 
 # name: (n, workers, seed), and the stream of the recordings first.
 STREAMS = {"w4": (131072, 4, 1), "w8": (38282, 8, 1)}
-# A published rule may send all coordinates, so its steps take longer than others.
+# A published rule may send all coordinates, so its steps take longer.
 PUBLISHED_STEPS = 15
 
 
@@ -152,13 +152,13 @@ def test_default_rule_meets_the_density(name, stream, every):
     target = int(0.01 * STREAMS[stream][0])
     reports = [step["report"] for step in runs[name].steps]
     errors = np.array([abs(int(r.sent) / target - 1) for r in reports[1:]])
-    # In the first steps a part is so long that its indices take more bits, and it sends
+    # In the first steps a part is so long that its indices need more bits, and it sends
     # a ninth less than its quota.
     assert errors.mean() <= (0.01 if every else 0.015)
     assert errors.max() <= 0.05
     if stream == "w4" and every:
         assert ideal == pytest.approx(13209, rel=1e-3)
-    # Fixed parts need some hundred steps for it.
+    # Fixed parts need a few hundred steps to come so close.
     assert runs[name].residual_l1() <= (1.05 if every else 1.1) * ideal
     # Balanced parts make local thresholds agree; fixed parts cannot.
     spread = np.mean([r.threshold.max() / r.threshold.min() for r in reports[-50:]])
@@ -260,7 +260,7 @@ def test_large_parts_are_searched_as_usual_ones(monkeypatch):
 
 
 def test_a_long_part_sends_the_largest_that_fit():
-    """Its indices take more bits, so it sends fewer; the others send their quotas."""
+    """Its indices need more bits, so it sends fewer; all others send their quotas."""
     n, workers, short, quota = 4000, 8, 100, 50
     bounds = np.append(np.arange(workers) * short, n).astype(np.int32)
     moved = partitions.even()._replace(

@@ -170,7 +170,7 @@ def chi_square(error, flags):
     p = flags.mean(axis=0)
     mixed = (p > 0) & (p < 1)
     z = error[mixed] / np.sqrt(p[mixed] * (1 - p[mixed]) / RUNS)
-    # The fourth moment of a mean of RUNS bits is that of a normal number, nearly.
+    # A mean of RUNS bits has nearly the fourth moment of a normal number.
     return (np.sum(z**2) - mixed.sum()) / np.sqrt(2 * mixed.sum())
 
 
@@ -187,7 +187,7 @@ def test_bits_are_independent(shape):
         assert abs(product.sum()) / np.sqrt(pairs) < 4
     product = z[1:] * z[:-1]
     assert abs(product.sum()) / np.sqrt(mixed.sum() * (RUNS - 1)) < 4
-    # and the variance, over runs, is that of one worker's sign drawn at random
+    # and over runs the variance equals the variance of a random worker's sign
     assert np.mean(z[:, mixed] ** 2) == pytest.approx(1, abs=0.02)
 
 

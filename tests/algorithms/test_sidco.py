@@ -50,7 +50,7 @@ def count(x, density, fit, stages):
 def test_counts_of_the_published_program(fit, every):
     rows = [row for row in json.loads(GOLDEN.read_text()) if row["fit"] == fit]
     assert len(rows) == 120
-    if not every:  # Half of the programs.
+    if not every:  # This compiles half of the programs.
         rows = [row for row in rows if row["n"] == 65537]
     for row in rows:
         x = vector(row["dist"], row["n"], row["seed"])

@@ -31,7 +31,7 @@ def recorded(every):
     }
     probe = np.random.default_rng(7).standard_normal(N).astype(np.float32)
     states, updates = {}, {}
-    options = OPTIMIZED if every else None  # Few steps take less time to run.
+    options = OPTIMIZED if every else None  # Few steps run too briefly to pay for it.
     for name, tx in recipes.items():
         simulated = sparsejax.simulate(tx, workers=WORKERS)
         states[name] = simulated.init(jnp.zeros(N))

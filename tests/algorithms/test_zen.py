@@ -1,4 +1,4 @@
-"""Zen and the exchanges behind it: the exact sum of sparse gradients."""
+"""Zen and its exchanges: the exact sum of sparse gradients."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_sums_that_cancel_are_not_sent(method):
 @pytest.mark.sampled
 @every_method
 def test_nan_is_not_zero(method):
-    """Tests the exchange alone: `sparsify` handles such gradients before."""
+    """Tests the exchange alone: `sparsify` handles such gradients earlier."""
     exchange = {
         "permutation": exchanges.hashed_owners(),
         "hierarchical_hash": exchanges.hashed_owners(owners="hierarchical_hash"),

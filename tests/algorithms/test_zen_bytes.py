@@ -19,7 +19,7 @@ from tests.harness import mesh_of, trainer
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(4003,), (405, 6)], ids=["coordinates", "rows"])
 def test_bytes_equal_the_formula(workers, shape):
-    """(w-1)/w of the lists for w owners, and of w owners' messages with the facts."""
+    """(w-1)/w of the lists to w owners, and of w owners' messages with the facts."""
     max_density, units = 0.02, shape[0]
     width = math.prod(shape[1:])
     slots = math.ceil(max_density * units)
@@ -30,7 +30,7 @@ def test_bytes_equal_the_formula(workers, shape):
     moved = sparsejax.compiled_wire_bytes(
         made.step.lower(made.params, made.state, gradients).compile()
     )
-    # By hand: at these sizes indices take 2 bytes.
+    # By hand: at these sizes an index has 2 bytes.
     log = workers * math.log(workers)
     push = math.ceil((1 + math.sqrt(9 * log / slots)) * slots / workers)
     density = slots / units
@@ -58,7 +58,7 @@ def test_bytes_equal_the_formula(workers, shape):
 
 
 def test_pull_form_follows_bytes():
-    """Lists below 1/32 of the places (or 1/16), bitmaps above, all sums near 1."""
+    """Lists below 1/32 (or 1/16) of the units, bitmaps above, all sums near 1."""
     owners = _owners.permutation()
     form = functools.partial(sizes_of, owners, 2_000_000, width=1, worker_count=8)
 

@@ -22,7 +22,7 @@ _WORKERS = 8
 
 
 def main(argv: Sequence[str], show: Callable[[list[dict]], str]) -> None:
-    """Trains what is missing, and prints a table for each task.
+    """Trains the missing runs, and prints a table for each task.
 
     Args:
       argv: the arguments after `quality`.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str], show: Callable[[list[dict]], str]) -> None:
                 )
                 if options.time:
                     _compare.time_again(task, [method], store)
-            # Programs of one row are of no use to the others.
+            # No other row uses the programs of this one.
             jax.clear_caches()
     lines = _report.summarise({"settings": settings, "runs": store.runs})
     for task in tasks:
@@ -72,7 +72,7 @@ def _load(name: str) -> Task:
 def _chosen(kind: str, names: list[str] | None) -> list[Method]:
     """Dense, and the rows with these names.
 
-    The name of a recipe that no row has stands for all of its rows.
+    A name that no row has, but a recipe, stands for all rows of the recipe.
     """
     methods = METHODS[kind]
     if names is None:
@@ -93,8 +93,8 @@ def _check_steps(methods: list[Method], steps: int) -> None:
     for method in methods:
         if method.rounds and steps % method.rounds:
             raise ValueError(
-                f"--steps: {steps} is no multiple of the {method.rounds} local steps "
-                f"of {method.name}"
+                f"--steps: {steps} is not a multiple of the {method.rounds} local "
+                f"steps of {method.name}"
             )
 
 
@@ -118,18 +118,18 @@ def _parser() -> argparse.ArgumentParser:
         help="rows of the set, by name, such as exdyna or sparseloco; default: all",
     )
     add("--set", choices=tuple(METHODS), default="default", help="default: %(default)s")
-    add("--seeds", type=int, help="default: 3, and 5 for the full set")
+    add("--seeds", type=int, help="default: 3, or 5 for the full set")
     add("--steps", type=int, default=300, help="default: %(default)s")
     add(
         "--json",
         type=pathlib.Path,
         metavar="FILE",
-        help="keeps finished runs here; a later call goes on from there",
+        help="keep finished runs here; a later call continues from them",
     )
     add(
         "--time",
         action="store_true",
-        help="also time steps of finished rows again, on a machine that is quiet now",
+        help="also time steps of finished rows again, on a machine that is idle now",
     )
     add("--quiet", action="store_true", help="no progress bar")
     return parser

@@ -17,9 +17,9 @@ from sparsejax.bench.quality._train import Run, Trainer
 
 # Learning rates are chosen with a seed that is not among those reported.
 VALIDATION_SEED = 1000
-# Steps of a run that only measures their time.
+# Steps of a run that only measures the time of a step.
 _TIMED = 60
-# Seconds for a message, and bits per second.
+# Seconds per message, and bits per second of each link.
 LATENCY = 1e-4
 LINKS = {"100 Mbit/s": 1e8, "1 Gbit/s": 1e9, "10 Gbit/s": 1e10}
 
@@ -32,13 +32,13 @@ def compare(
     say: Callable[[str], None] = lambda text: None,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> None:
-    """Adds to the store the runs of a task that are missing there.
+    """Trains the runs of a task that the store lacks, and adds them.
 
     Args:
-      methods: in an order in which rows come after those whose rate they take.
-      seeds: those to report.
-      say: is told which run begins.
-      on_step: is called with the number of steps done.
+      methods: the rows; a row with `rate_of` follows the row that it names.
+      seeds: the seeds to report.
+      say: is called with the name of each run that begins.
+      on_step: is called with the number of steps done since the last call.
     """
     for method in methods:
         row = _Row(task, method, store, say, on_step)
@@ -48,7 +48,7 @@ def compare(
 
 
 def time_again(task: Task, methods: Sequence[Method], store: Store) -> None:
-    """Times steps of the stored rows, and keeps the time where it is shorter."""
+    """Times the steps of stored rows again, and keeps the shorter times."""
     for method in methods:
         rows = [
             run
@@ -65,7 +65,7 @@ def time_again(task: Task, methods: Sequence[Method], store: Store) -> None:
 
 
 def runs_of(method: Method, seeds: int, task: Task) -> int:
-    """The number of runs that a row takes."""
+    """The number of runs that a row needs."""
     return seeds + (len(method.rates(task)) if method.rate_of is None else 0)
 
 
@@ -126,7 +126,7 @@ class _Row:
 
     @functools.cached_property
     def _costs(self) -> list[Any]:
-        """Of the exchange: its bytes, and its seconds on each link."""
+        """The bytes of the exchange and its seconds, predicted for each link."""
         exchange, params = self._trainer.exchange, self._trainer.params
         return [
             sparsejax.predict(

@@ -1,4 +1,4 @@
-"""Finds the data sets: files inside packages, none of which is imported."""
+"""Finds the data sets: files inside packages, which are never imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MissingDataError(Exception):
 
 
 def data_file(task: str, package: str, module: str, path: str) -> pathlib.Path:
-    """The path of a file that a package brings.
+    """The path of a file that a package contains.
 
     Args:
       task: the task that needs the file, for the message.

@@ -31,7 +31,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def parse(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a file with a line of 784 pixels and a label for each."""
+    """Images and labels from a file; each line holds 784 pixels and a label."""
     with gzip.open(file, "rt") as lines:
         rows = np.array([line.split(",") for line in lines], dtype=np.float32)
     return rows[:, :-1].reshape(-1, 28, 28).astype(np.uint8), rows[:, -1].astype(
@@ -72,7 +72,7 @@ def _layer(params, name, x):
 
 
 def _patches(x):
-    """[b, h, w, c] -> [b, h/2, w/2, 9 c]: those of a convolution with stride 2.
+    """[b, h, w, c] -> [b, h/2, w/2, 9 c]: the patches of a convolution with stride 2.
 
     On CPUs products of matrices are fast in loops and under `vmap`, and convolutions
     are not.

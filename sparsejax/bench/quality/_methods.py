@@ -1,4 +1,4 @@
-"""The methods that are compared: THE rows of the table, by name."""
+"""The methods that are compared: the rows of the table, by name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Method:
     """One row: a recipe with its arguments, and how it is wired to the optimizer.
 
     Attributes:
-      name: of the row.
+      name: the name of the row.
       recipe: the name in the table of recipes.
-      density: the target; None if the recipe has none.
+      density: the target; None for a recipe without a density.
       arguments: other arguments of the recipe.
-      momentum: of the optimizer behind the recipe: 0 where the recipe has its own.
+      momentum: the momentum of the optimizer; 0 without, or if the recipe has its own.
       before: whether the optimizer runs on each worker before the exchange.
       rounds: the number of local steps between two exchanges; 0 without rounds.
-      outer: follows the exchange of rounds.
+      outer: the transformation after the exchange of a round.
       factors: more learning rates: the grid of the task times each of these.
-      rate_of: the row whose learning rate is taken; None to search for one.
+      rate_of: the row whose learning rate is used; None to search for one.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Method:
 
 
 def _at(recipe: str, density: float = 0.01, bits: int = 32, **wiring: Any) -> Method:
-    """A row of a recipe; at other densities and widths, with the rate of 1 %."""
+    """A row of a recipe; at other densities and widths it uses the rate of 1 %."""
     name, arguments = recipe, {}
     if bits != 32:
         name, arguments = f"{name} {bits} bits", {"value_bits": bits}
@@ -105,10 +105,11 @@ _DILOCO = {"outer": optax.sgd(0.7, momentum=0.9, nesterov=True)}
 _LOCO = 64 / 4096  # the density of SparseLoCo, with two bits a value
 _EXCLUSIVE = ("exdyna", "micro", "cltk", "deft")
 _PAIRS = ("topk", "chunked_topk", "sidco")
-# Bits of equal size have no gradient's magnitude: as published, the optimizer runs
-# before the exchange, on each worker. With momentum a worker's steps would point the
-# same way for a while, and compensation pile up until a full step applies all of it.
-# Without, SGD wants a higher rate: momentum adds up ten gradients.
+# One-bit updates all have the same size, whatever the gradient. So the optimizer runs
+# before the exchange, on each worker, as published. With momentum a worker's steps
+# would point the same way for a while, and compensation would pile up until a step
+# that sends whole vectors applies all of it. Without momentum, SGD needs a higher rate:
+# momentum adds up ten gradients.
 _MARSIT = Method(
     "marsit", "marsit", momentum=0.0, before=True, factors=(0.25, 1.0, 4.0)
 )

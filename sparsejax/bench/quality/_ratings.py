@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
     width: int = 32
     hidden: tuple[int, int] = (64, 32)
-    seen: int = 64  # pairs of a user and a film a step; negatives come on top
+    seen: int = 64  # pairs of a user and a film per step, without negatives
 
 
 def load() -> np.ndarray:
@@ -73,9 +73,9 @@ def scores(params, users, films):
 
 
 def make_task(seen: np.ndarray, size: Size = Size()) -> Task:  # noqa: B008
-    """The task with a fixed split: of each user the last film is for the test.
+    """The task with a fixed split: the last film of each user is for the test.
 
-    The film before is for validation.
+    The film before it is for validation.
     """
     rng = np.random.default_rng(0)
     user, film = (np.unique(c, return_inverse=True)[1] for c in seen[:, :2].T)
@@ -88,7 +88,7 @@ def make_task(seen: np.ndarray, size: Size = Size()) -> Task:  # noqa: B008
     train = np.delete(np.arange(len(user)), np.concatenate([last, last - 1]))
 
     def candidates(rows):
-        """Of each user the film left out, and then films not seen."""
+        """The held-out film of each user, then films that the user has not seen."""
         others = [
             rng.choice(np.flatnonzero(~known[u]), _CANDIDATES, replace=False)
             for u in user[rows]

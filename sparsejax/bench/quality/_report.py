@@ -1,4 +1,4 @@
-"""What the runs show: quality, its difference to dense, bytes, and time."""
+"""The results of the runs: quality, its difference to dense, bytes, and time."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ class Line(NamedTuple):
     Attributes:
       seeds: the number of runs.
       rate: the learning rate.
-      mean, deviation: of the quality, over seeds.
-      difference, interval: to dense, the mean over pairs of runs with the same seed,
-        and half the width of its 95 % confidence interval (Student's t); None without
-        pairs.
-      close: whether the interval touches the tolerance; None without an interval.
-      share: bytes, as a fraction of dense's.
-      density_error: the worst, over all steps but the first; None without a target.
-      steps: until the mean curve reaches dense's final quality, less the tolerance;
-        None if it does not.
-      seconds: by link, for these steps; None if that quality is not reached.
-      ms_per_step: computation of one worker.
-      exchange_ms: by link.
+      mean, deviation: mean and standard deviation of the quality, over seeds.
+      difference, interval: the mean difference to dense over pairs of runs with the
+        same seed, and half the width of its 95 % confidence interval (Student's t);
+        None without pairs.
+      close: whether the better end of the interval is at most the tolerance worse than
+        dense; None without an interval.
+      share: the bytes of a step as a fraction of dense's.
+      density_error: the worst error of all steps but the first; None without a target.
+      steps: the steps until the mean curve reaches dense's final quality minus the
+        tolerance; None if it never does.
+      seconds: the time of these steps on each link; None if `steps` is None.
+      ms_per_step: the time that one worker computes in a step.
+      exchange_ms: the time of the exchange per step, on each link.
     """
 
     task: str
@@ -144,7 +145,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def first_reach(runs: list[Record], goal: float, sign: int) -> float | None:
-    """The steps until the mean curve of the runs reaches `goal`; None if never.
+    """The steps until the mean curve of the runs reaches `goal`, or None.
 
     Between two points of the curve the steps are interpolated.
     """

@@ -1,4 +1,4 @@
-"""Finished runs in a file: an interrupted comparison goes on where it was."""
+"""Finished runs in a file: an interrupted comparison continues from them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Store:
     """The runs that are finished.
 
     Args:
-      file: where they are kept; None keeps them in memory only.
-      settings: what all runs have in common.
+      file: the file that keeps them; None keeps them in memory only.
+      settings: the settings that all runs have in common.
 
     Raises:
       StoreError: if the runs in the file have other settings.
@@ -34,7 +34,7 @@ class Store:
             if stored["settings"] != settings:
                 raise StoreError(
                     f"--json: the runs in {file} were made with "
-                    f"{stored['settings']}, and not with {settings}. Name another file."
+                    f"{stored['settings']}, not with {settings}. Name another file."
                 )
             self.runs = stored["runs"]
 
@@ -48,7 +48,7 @@ class Store:
         self.save()
 
     def save(self) -> None:
-        """Writes the file, which holds whole runs also after a crash."""
+        """Writes the file, which holds only whole runs, even after a crash."""
         if self.file is None:
             return
         lines = ",\n".join(json.dumps(run) for run in self.runs)

@@ -1,4 +1,4 @@
-"""The record of a task: a model, its data, and how the field trains it."""
+"""The record of a task: a model, its data, and its usual training."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Task(NamedTuple):
     Attributes:
       name: the name on the command line.
       metric: the measure of quality.
-      higher: whether more of it is better.
+      higher: whether a higher value is better.
       tolerance: a difference to dense that does not matter, in units of the metric, or
         as a fraction of dense's value if `relative`.
       relative: see `tolerance`.
-      init: seed -> parameters, arrays of numpy.
+      init: seed -> parameters, numpy arrays.
       loss: (parameters, batch [b, ...]) -> Float[], the mean over the batch.
-      batches: (seed, steps, workers) -> arrays of numpy [steps, w, b, ...].
+      batches: (seed, steps, workers) -> numpy arrays [steps, w, b, ...].
       quality: (parameters, split) -> Float[].
       splits: the data of VALIDATION and of TEST, with equal shapes.
       direction: momentum -> the optimizer without its learning rate.
-      warm_up: fraction of the steps over which the rate rises from 0. Then a cosine
-        takes the rate back to 0.
+      warm_up: fraction of the steps over which the rate rises from 0. Then it
+        falls back to 0 along a cosine.
       rates: the grid of learning rates.
-      local_rates: the grid of AdamW on one worker, for rounds of local steps.
-      sparse: the names of the parameters whose gradients have mostly rows of zeros.
+      local_rates: the grid for AdamW on each worker, in rounds of local steps.
+      sparse: the names of the parameters whose gradients are mostly rows of zeros.
     """
 
     name: str

@@ -14,7 +14,7 @@ from sparsejax.examples import language_model
 from sparsejax.examples.language_model import Size
 
 SIZE = Size(width=64, heads=4, layers=2, context=64, batch=4)
-_BLOCKS = 100  # Of each ten, one is for validation and one is for the test.
+_BLOCKS = 100  # One of each ten is for validation, and one for the test.
 _TESTED = 256  # windows
 
 

@@ -1,4 +1,4 @@
-"""Trains a task with a method: all workers on one device, one compilation a row."""
+"""Trains a task with a method: all workers on one device, one compilation per row."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparsejax.bench.quality._methods import Method
 from sparsejax.bench.quality._task import TEST, Task
 from sparsejax.examples._training import exchanged
 
-# Of the wall times of steps: other programs of the machine slow most of them down.
+# The reported quantile of the wall times: other programs slow most steps down.
 _QUANTILE = 0.05
-# Times in a run at which quality is measured.
+# Measurements of the quality in a run.
 _MEASURED = 10
 
 
@@ -26,11 +26,11 @@ class Run(NamedTuple):
     """The results of a training run.
 
     Attributes:
-      quality: after the last step.
+      quality: the quality after the last step.
       curve: pairs of steps and quality.
-      loss: of training, means over as many steps as lie between two points of `curve`.
-      density: Float[exchanges], achieved.
-      overflow: fraction of the exchanges that were dense, since something did not fit.
+      loss: means of the training loss over the steps between two points of `curve`.
+      density: Float[exchanges], achieved in each exchange.
+      overflow: fraction of the exchanges that were dense because something did not fit.
       ms_per_step: the 5 % quantile of the wall time of a step of all workers.
     """
 
@@ -93,7 +93,7 @@ class Trainer:
         )
 
     def _training(self, rate):
-        """What follows the gradients: a transformation, or the local steps as well."""
+        """The transformation of the gradients, or rounds that include local steps."""
         method, exchange = self.method, self.exchange
         schedule = self.task.schedule(rate, self.steps)
         if method.rounds:
@@ -111,7 +111,7 @@ class Trainer:
         return optax.chain(exchange, direction, scale)
 
     def _update(self, rate, params, state, batch):
-        """(rate, params, state, batch [steps, w, b, ...]) -> ..., of one exchange."""
+        """One exchange: (rate, params, state, batch [steps, w, b, ...]) -> ..."""
         training = self._training(rate)
         if self.method.rounds:
             batch = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch)

@@ -56,7 +56,7 @@ def bernoulli(
     """UInt32[words], independent bits, each set with `probability`.
 
     Each bit compares a uniform random number with the probability, one binary digit at
-    a time, for 32 bits at once. So each word of the result takes 16 random words.
+    a time, for 32 bits at once. So each word of the result needs 16 random words.
 
     Args:
       key: UInt32[2], per worker.

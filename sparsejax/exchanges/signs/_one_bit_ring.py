@@ -24,7 +24,7 @@ class OneBitDetails(NamedTuple):
 
     Attributes:
       scale: Float[], the step size of the signs.
-      compensation: Float[], root mean square of the residuals before the step, over
+      compensation: Float[], the root mean square of the residuals before the step, over
         workers and coordinates.
       full: Bool[], whether whole vectors were averaged in this step.
     """
@@ -40,7 +40,7 @@ class OneBitState(NamedTuple):
     Attributes:
       key: UInt32[2], from the seed.
       size: a running mean of the gradients' magnitude, used if no scale is given.
-      kept: PerWorker(Float[]), mean square of `Delivery.left` in the last step.
+      kept: PerWorker(Float[]), the mean square of `Delivery.left` in the last step.
     """
 
     key: UInt32[Array, " 2"]
@@ -54,8 +54,8 @@ def one_bit_ring(
     """Every coordinate moves by `scale` in the direction of a random worker's sign.
 
     In expectation the update is `scale` times the mean of the workers' signs. Each
-    worker keeps the difference to its vector: `left = vector - update`. If
-    `step mod period = 0`, the update is the mean of the whole vectors instead, and
+    worker keeps the difference from its vector: `left = vector - update`. If
+    `step mod period = 0`, a full step, the update is the mean of the whole vectors, and
     nothing is left.
 
     In a one-bit step a worker receives `2 (w-1) ceil(n / (32 w))` words: half of them
@@ -105,8 +105,8 @@ def one_bit_ring(
     def apply(vector, choice, state, step):
         del choice
         n, workers, layout = step.n, step.workers, step.layout
-        # On accelerators, whose memory is scarce, what is left overwrites the vector,
-        # which no result of a branch can do.
+        # On accelerators, whose memory is scarce, `left` should overwrite the vector. A
+        # result of a branch cannot do that.
         later = layout.exact and not _xla.on_cpu()
 
         def whole(vector, facts):

@@ -28,7 +28,7 @@ def random_signs(
     ring of w workers, each segment of the words visits all workers in w - 1 hops, and
     each worker merges its own bits into the segment. An all-gather collects the
     finished segments. Over a tuple of axes, segments that are finished along the last
-    axis continue along the previous one: a torus of R x C workers takes R + C - 2 hops.
+    axis continue along the previous one: a torus of R x C workers needs R + C - 2 hops.
 
     Args:
       words: UInt32[words], per worker: packed signs.

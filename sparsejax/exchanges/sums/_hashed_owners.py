@@ -88,19 +88,19 @@ def hashed_owners(
     A hash picks the owners, so they share the work evenly wherever the non-zeros lie.
     The step is the key of the hash, so a support that overflows in one step does not
     overflow in all steps. Messages have fixed sizes. If anything does not fit, all
-    workers average densely in this step, and the report says so; the update is the same
-    in both cases.
+    workers average densely in this step, and the report shows an overflow; the update
+    is the same in both cases.
 
     With d non-zeros per coordinate, and g times as many in the sum, a worker receives
     `(w-1)/w (2 d + g d + 1/32)` of 4 n bytes with 32-bit indices and a bitmap. Indices
-    take 16 bits if an owner has less than 65536 places, and an index may stand for a
+    need 16 bits if an owner has less than 65536 places, and an index may stand for a
     row: both reduce the bytes in proportion.
 
     Args:
       max_density: the largest density of a worker's vector that has to fit, in (0, 1];
         by default the sparsifier's slots.
       densification: the density of the sum over the density of one vector, in [1, w];
-        larger values are taken as w. The default is that of independent supports,
+        larger values are taken as w. The default assumes independent supports:
         `(1 - (1-d)^w) / d`.
       owners: "permutation", which sorts slots by owner, or "hierarchical_hash", which
         fills tables as in the paper and needs a whole vector at each owner.

@@ -74,8 +74,8 @@ def mix(
     """UInt32[...]: a well-mixed hash of `x` under `key`."""
     key = jnp.asarray(key).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
     x = x.astype(jnp.uint32)
-    # Hashed twice: after one hash, which first adds the key to `x`, another key would
-    # only shift the sequence.
+    # Hashed twice: one hash only combines the key with `x` by XOR, so another key would
+    # only reorder the sequence.
     return mixed(mixed(x, key), key)
 
 
@@ -125,7 +125,7 @@ def hierarchical_hash() -> OwnerMap:
     are ranked into a serial area. The occupied places of the tables are sent. If the
     serial area is too small, the step is dense.
 
-    Owners add into a whole vector, as they have no list of their own units.
+    Owners add into a whole vector, since they have no list of their own units.
 
     References:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data

@@ -51,21 +51,21 @@ def recursive_doubling(
     After round i each group of 2^i workers holds the sum of its lists. Workers beyond
     the largest power of two give their list to a partner before the first round. The
     last round is an all-gather in which each worker sends a share of its group's list.
-    So all workers, also those beyond the power of two, receive both halves and add them
+    So all workers, even those beyond the power of two, receive both halves and add them
     in the same order. The same message carries the facts of the report.
 
     With `w = 2^p` workers, d non-zeros per coordinate, and g_j times as many in the sum
     of j workers, a worker receives
     `2 d (sum_{i < p-1} g_(2^i) + 2 (w-1)/w g_(w/2))` of 4 n bytes with 32-bit indices.
     Messages have fixed sizes. If anything does not fit, all workers average densely in
-    this step, and the report says so.
+    this step, and the report shows an overflow.
 
     Args:
       max_density: the largest density of a worker's vector that has to fit, in (0, 1];
         by default the sparsifier's slots.
       densification: g, the density of the sum over the density of one vector, in
-        [1, w]; larger values are taken as w. The default is that of independent
-        supports, `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
+        [1, w]; larger values are taken as w. The default assumes independent
+        supports: `(1 - (1-d)^w) / d`. For j workers `j^(log g / log w)` is assumed.
 
     Returns:
       An exchange for all choices, of coordinates or rows.

@@ -104,7 +104,7 @@ def _densified(
     """The expected densification of the sum of `of` out of `workers` workers.
 
     Independent supports give `(1 - (1 - d)^of) / d`, the default. If g is given for all
-    workers, `of^(log g / log w)`: no growth for g = 1, and full growth for g = w.
+    workers, it is `of^(log g / log w)`: 1 for g = 1, and `of` for g = w.
     """
     if densification is None:
         return (1 - (1 - density) ** of) / density if density else float(of)

@@ -49,7 +49,7 @@ class SparseList(NamedTuple):
         return jax.tree.map(lambda x: x[:slots] if x.ndim else x, whole)
 
     def padded(self, units: int, slots: int) -> Self:
-        """The same list with more slots, `slots`."""
+        """The same list with empty slots added, up to `slots`."""
 
         def pad(x, fill):
             width = [(0, slots - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
@@ -80,7 +80,7 @@ def merge(a: SparseList, b: SparseList, units: int, slots: int) -> SparseList:
         same = other.at[below].get(mode="fill", fill_value=-1) == mine
         same = (same & (mine < units)).astype(jnp.int32)
         order = jnp.arange(mine.size, dtype=jnp.int32)
-        # Minus one for each earlier pair that became one entry.
+        # Each earlier pair that became one entry needs one place less.
         place = order + below - (jnp.cumsum(same, dtype=jnp.int32) - same)
         return jnp.where(mine < units, place, slots), jnp.sum(same, dtype=jnp.int32)
 

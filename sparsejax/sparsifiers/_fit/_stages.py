@@ -28,15 +28,15 @@ def tail_threshold(
 ) -> Float[Array, ""]:
     """The magnitude that a fraction `density` exceeds, if the fit is right.
 
+    The threshold is at most the largest magnitude, so at least one coordinate of a
+    non-zero vector is selected, and always positive, so zeros are never selected.
+
     Args:
       vector: Float[n], per worker.
       density: the fraction.
       fit: a name in `FITS`.
       stages: Int32[], the number of stages, at most `most`.
       most: static. On accelerators the time grows with this number.
-
-    The threshold is at most the largest magnitude, so at least one coordinate of a
-    non-zero vector is selected, and always positive, so zeros are never selected.
     """
     first, later = FITS[fit]
     x, largest = scaled(vector)

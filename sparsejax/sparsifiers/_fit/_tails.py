@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Coordinates per row of a sum: with sums of row sums the rounding error does not grow
 # with n.
 _ROW = 1024
-# Bound of magnitudes, whose largest is 1, before the logarithm: smaller magnitudes say
-# nothing about the tail.
+# Bound of magnitudes, whose largest is 1, before the logarithm: smaller magnitudes do
+# not matter for the tail.
 _LEAST = 1e-30
 
 
@@ -115,7 +115,7 @@ def generalized_pareto(moments: Moments, p: Scalar) -> Scalar:
     """`least + a (1 - p^c) / c`, with `a` and `c` from mean and variance.
 
     With `r = mean^2 / variance`: `a = mean (r + 1) / 2` and `c = (r - 1) / 2`. In the
-    limit of `c` to 0 the result is that of `exponential`.
+    limit of `c` to 0 the result equals `exponential(moments, p)`.
     """
     tiny = jnp.finfo(jnp.float32).tiny
     ratio = moments.mean**2 / jnp.maximum(moments.variance, tiny)

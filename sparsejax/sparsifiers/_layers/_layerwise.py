@@ -20,8 +20,8 @@ from sparsejax.vectors._counting import count_in
 from sparsejax.vectors._pieces import select_pieces
 from sparsejax.vectors._selection import select_in
 
-# Magnitudes of the samples of all layers together, and the fewest of one layer. A
-# hundredth of 2^20 tells a quota to within a hundredth.
+# The magnitudes in the samples of all layers together, and the fewest of one layer. If
+# a hundredth of 2^20 magnitudes is chosen, the count is accurate to a hundredth.
 _SAMPLE, _FEW = 1 << 20, 1 << 10
 
 # A norm whose square overflows is infinite. Norms are clipped to this, so their sum is
