@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import inspect
 import pathlib
 import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import sparsejax
@@ -102,3 +105,55 @@ def test_every_recipe_is_in_the_tables():
         text = (ROOT / "docs" / page).read_text()
         missing = [name for name in TABLE if f"`{name}`" not in text]
         assert not missing, (page, missing)
+
+
+def _accepts(make, *args, **options):
+    """Whether a recipe accepts options that others refuse when they are built."""
+    try:
+        make(*args, **options)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _options_of(name):
+    """Cells of the table of options in `choosing.md`, from trying them."""
+    row = TABLE[name]
+    make, takes = row.recipe, inspect.signature(row.recipe).parameters
+    need = dict(row.arguments)
+    schedule = {"density": lambda step: 0.1, "max_density": 0.1}
+    pair = {"value_bits": (16, 8)}
+    width = "a number or a pair" if _accepts(make, **pair, **need) else "a number"
+    late = ("no", "one step late", "two steps late")
+    tx = make(**need)
+    lag = (
+        sparsejax.delayed(tx).parts.exchange.lag
+        if _accepts(sparsejax.delayed, tx)
+        else 0
+    )
+    one = sparsejax.simulate(tx, workers=1)
+    here = functools.partial(one.update, present=jnp.ones(1, bool))
+    state = jax.eval_shape(one.init, jnp.zeros(99))
+    present = _accepts(jax.eval_shape, here, jnp.zeros((1, 99)), state)
+    yes = {True: "yes", False: "no"}
+    return [
+        yes[_accepts(make, **schedule, **need)],
+        width if "value_bits" in takes else "no",
+        yes["exchange" in takes],
+        late[lag],
+        yes[present],
+    ]
+
+
+def test_the_table_of_options():
+    text = (ROOT / "docs" / "guides" / "choosing.md").read_text()
+    (table,) = re.findall(r"^\| recipe \| schedule .*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    told = {}
+    for line in table.splitlines():
+        first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        told |= dict.fromkeys(re.findall(r"`(\w+)`", first), cells)
+    assert told == {name: _options_of(name) for name in TABLE}
+    with pytest.raises(TypeError, match="take a schedule") as refused:
+        sparsejax.chunked_topk(lambda step: 0.1)
+    named = set(re.findall(r"`(\w+)`", str(refused.value).partition("Only")[2]))
+    assert named - {"density"} == {n for n, cells in told.items() if cells[0] == "yes"}

@@ -81,6 +81,15 @@ def test_fewer_bits_never_take_more_bytes(name, density, workers, n):
         assert moved[1] < moved[0]
 
 
+@pytest.mark.parametrize("name", ["exdyna", "deft", "cltk", "random_k", "topk"])
+def test_a_late_exchange_takes_about_half_as_many_bytes_again(name):
+    """An all-reduce adds the indices of one step and the values of the one before."""
+    tx, params = getattr(sparsejax, name)(0.01), jnp.zeros(N)
+    now = sparsejax.wire_bytes(tx, params, workers=8).total
+    late = sparsejax.wire_bytes(sparsejax.delayed(tx), params, workers=8).total
+    assert late <= {"topk": 1.001, "cltk": 1.25}.get(name, 1.55) * now
+
+
 _SENDS_VALUES = [name for name, row in TABLE.items() if row.has_widths]
 
 

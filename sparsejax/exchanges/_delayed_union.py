@@ -87,6 +87,8 @@ def delayed_union(
       leading: whether only worker `step mod w` chooses.
     """
     slots_in = slots_of(sparsifier, workers)
+    # Where all workers choose the same, one of them announces the choice for all.
+    leading = leading or sparsifier.support == "agreed"
 
     def sizes(layout, count):
         """Static: `(slots, places, lengths, like)`.

@@ -21,8 +21,10 @@ def facts_of(
     choice: Choice, step: Step
 ) -> tuple[Int[Array, ""], Float[Array, ""], Bool[Array, ""]]:
     """This worker's `(demand, threshold, dropped)` for the report. Per worker."""
-    demand = choice.demand * choice.row_size
-    return demand, choice.threshold, jnp.asarray(step.dropped)
+    demand, threshold = choice.demand * choice.row_size, choice.threshold
+    if step.present is not None:  # Rules find the least threshold for zeros.
+        threshold = jnp.where(step.present | (threshold == 0), threshold, jnp.inf)
+    return demand, threshold, jnp.asarray(step.dropped)
 
 
 def gather_facts(choice: Choice, step: Step) -> tuple[Array, Array, Array]:

@@ -22,8 +22,7 @@ def delayed(
       arrive two steps late: the indices travel first. The values follow, beside the
       indices of the next step, and leave the residual when all workers know their
       indices. One all-reduce carries both. At 1 %, with eight workers, it takes about
-      1.5 times the bytes of the two messages without delay, 1.2 times with `cltk`, and
-      12 times with `random_k`, which otherwise sends no indices.
+      1.5 times the bytes of the messages without delay, 1.2 times with `cltk`.
 
     With `sparsejax.rounds` the exchange is as many rounds late.
 
