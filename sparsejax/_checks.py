@@ -5,10 +5,12 @@ The function that uses an argument checks the argument; recipes pass them on unc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
+import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -37,6 +39,25 @@ def path_name(path: Any) -> str:
       ('(root)', "['bias']")
     """
     return jax.tree_util.keystr(path) or "(root)"
+
+
+@contextlib.contextmanager
+def matching_axis(axis_name: Any, callers: str) -> Iterator[None]:
+    """Explains a NameError: the transformation `tx` has another `axis_name`.
+
+    Its own advice is to set a mesh, but `callers` bind the axis themselves.
+    """
+    try:
+        yield
+    except NameError as error:
+        found = re.match(r"\w+: the axis (.+?) is not bound", str(error))
+        if found is None:
+            raise
+        raise NameError(
+            f"axis_name: got {axis_name!r}, but `tx` exchanges over the axis "
+            f"{found[1]}, which is not bound. Pass `axis_name={found[1]}` to "
+            f"{callers}, or make `tx` with `axis_name={axis_name!r}`."
+        ) from error
 
 
 def check_number(

@@ -85,7 +85,9 @@ class Gradient:
         """
 
         def add(row, kept):
-            both = memory.accumulate(jnp.where(skip, 0.0, row.astype(self.dtype)), kept)
+            row = jnp.where(skip, 0.0, row.astype(self.dtype))
+            both = memory.accumulate(row, kept)
+            _check_first(kept, *both)
             return jax.tree.map(lambda x: jnp.clip(x, -bound, bound), both)
 
         if len(self.rows) == 1:
@@ -93,6 +95,25 @@ class Gradient:
         else:
             both = _add_by_piece(add, self.rows, kept)
         return jax.tree.map(lambda row: row[0], both)
+
+
+def with_first(residual: Any, vector: Float[Array, " n"]) -> Any:
+    """`residual` with `vector` as its first leaf, whose memory the vector took."""
+    treedef: Any = jax.tree.structure(residual)
+    leaves = jax.tree.leaves(residual)
+    return treedef.unflatten([vector, *leaves[1:]] if leaves else [])
+
+
+def _check_first(kept: Any, vector: Any, residual: Any) -> None:
+    """Raises TypeError if `Memory.accumulate` changed the first leaf: it is lost."""
+    old, new = jax.tree.leaves(kept)[:1], jax.tree.leaves(residual)[:1]
+    if old and new and new[0] is not old[0] and new[0] is not vector:
+        raise TypeError(
+            "memory: `accumulate` changed the first leaf of the residual, whose place "
+            "the vector takes. Return this leaf as it is: it is the gradient that "
+            "waits, and leaves that `accumulate` changes, such as a velocity, come "
+            "after it."
+        )
 
 
 def _join(rows: list[Float[Array, "1 m"]], dtype: np.dtype) -> Float[Array, "1 n"]:

@@ -12,13 +12,16 @@ import optax
 
 from sparsejax import _entry
 from sparsejax._checks import check_choice, check_part
-from sparsejax._gradient import Gradient
+from sparsejax._gradient import Gradient, with_first
 from sparsejax._layout import Layout, Structure
 from sparsejax._report import zero_report
 from sparsejax._views import two_views
 from sparsejax._workers import AxisName, Workers
+from sparsejax.exchanges._dense import EVERY_SUPPORT
 from sparsejax.parts import Exchange, Memory, Report, Sparsifier, Step
 from sparsejax.parts._absence import among_present, keep_waiting, without_gaps
+from sparsejax.parts._declared import declared
+from sparsejax.parts._vocabulary import check_names
 from sparsejax.placement import _groups as groups
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._markers import PerWorker, add_worker_axis
@@ -135,9 +138,11 @@ def sparsify(
       the guide on many hosts.
 
     Raises:
-      TypeError: if an argument is not a part, such as a function that was not called.
+      TypeError: if an argument is not a part, such as a function that was not called,
+        or if names in a part are not a set.
       ValueError: if the exchange cannot deliver the sparsifier's choices, or does not
-        report a fact that the sparsifier reads, or for an unknown `nonfinite`.
+        report a fact that the sparsifier reads; for an unknown kind of choices or
+        `nonfinite`; if `axis_name` contains an axis twice.
 
     Example:
       >>> from sparsejax import exchanges, memories, sparsifiers, sparsify
@@ -150,6 +155,7 @@ def sparsify(
     check_part("sparsifier", sparsifier, Sparsifier, "sparsifiers.topk(0.01)")
     check_part("exchange", exchange, Exchange, "exchanges.union()")
     check_part("memory", memory, Memory, "memories.error_feedback()")
+    check_names(sparsifier, exchange, EVERY_SUPPORT)
     _check_pair(sparsifier, exchange)
     check_choice("nonfinite", nonfinite, NONFINITE_POLICIES)
     workers = Workers(axis_name)
@@ -223,12 +229,13 @@ def _first_state(parts: _Parts, layout: Layout, worker_count: int) -> SparsifySt
 
 def _adapt(parts: _Parts, state: Any, report: Report, step: Step) -> Any:
     """The sparsifier's state after the step whose report has arrived. Replicated."""
-    lag = parts.exchange.lag
+    lag, sparsifier = parts.exchange.lag, parts.sparsifier
+    seen = without_gaps(report, report.details.present) if lag else report
+    seen = declared(seen, sparsifier.reads, parts.exchange.name)
     if not lag:
-        return parts.sparsifier.adapt(state, report, step)
-    seen = without_gaps(report, report.details.present)
+        return sparsifier.adapt(state, seen, step)
     then = dataclasses.replace(step, index=step.index - lag)
-    adapted = parts.sparsifier.adapt(state, seen, then)
+    adapted = sparsifier.adapt(state, seen, then)
     # Before step `lag`, the report belongs to no step.
     begun = step.index >= lag
     return jax.tree.map(lambda a, b: jnp.where(begun, a, b), adapted, state)
@@ -306,7 +313,7 @@ def _one_step(
     shown = vector if present is None else jnp.where(present, vector, 0)
     choice, chosen = parts.sparsifier.select(shown, state.sparsifier, step)
     delivery, exchanged = exchange.apply(shown, choice, arrived, step)
-    residual = parts.memory.settle(vector, delivery, residual)
+    residual = parts.memory.settle(vector, delivery, with_first(residual, vector))
     mean, seen = delivery.mean, delivery.report
     if present is not None:
         old = jax.tree.map(lambda x: x[0], state.memory.per_worker)

@@ -105,6 +105,8 @@ class Workers:
                 f"axis_name: got {self.axis_name!r}, expected the name of a mesh axis, "
                 f"such as 'data', or a tuple of names, ('host', 'local')."
             )
+        if len(set(names)) < len(names):
+            raise ValueError(f"axis_name: got {names}, expected each mesh axis once.")
 
     @property
     def axes(self) -> tuple[str, ...]:

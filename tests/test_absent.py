@@ -253,3 +253,42 @@ def test_lists_and_python_bools_are_booleans():
     with jax.set_mesh(mesh):
         updates, _ = plain(rows, state)
     np.testing.assert_array_equal(updates, expected)
+
+
+def late_forms():
+    """`(name, whether late)` of all recipes, and of their late forms."""
+    for name, tx in MADE.items():
+        yield name, False
+        if tx.parts.exchange.later is not None:
+            yield name, True
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("name", "late"), list(late_forms()))
+def test_traces_under_strict_promotion(name, late):
+    """The numbers of workers, by which means are divided, are floats."""
+    tx = sparsejax.delayed(MADE[name]) if late else MADE[name]
+    tx = sparsejax.simulate(tx, workers=W)
+    params = PARAMS | {"narrow": jnp.zeros(5, jnp.bfloat16)}
+    state = jax.eval_shape(tx.init, params)
+    drawn = jax.tree.map(lambda p: jnp.zeros((W, *p.shape), p.dtype), params)
+    update = functools.partial(tx.update, present=jnp.ones(W, bool))
+    with jax.numpy_dtype_promotion("strict"):
+        updates, after = jax.eval_shape(update, drawn, state, params)
+    assert jax.tree.map(jnp.dtype, after) == jax.tree.map(jnp.dtype, state)
+    assert updates["narrow"].dtype == jnp.bfloat16
+
+
+def test_a_round_traces_under_strict_promotion():
+    training = sparsejax.rounds(
+        lambda params, batch: jnp.mean(batch @ params).astype(jnp.bfloat16),
+        optax.sgd(0.1),
+        optax.chain(sparsejax.delayed(sparsejax.topk(0.5)), optax.sgd(1.0)),
+        steps=2,
+    )
+    alone, params = sparsejax.simulate(training, workers=W), jnp.zeros(6)
+    state = jax.eval_shape(alone.init, params)
+    step = functools.partial(alone.step, present=jnp.ones(W, bool))
+    with jax.numpy_dtype_promotion("strict"):
+        *_, losses = jax.eval_shape(step, params, state, jnp.zeros((W, 2, 3, 6)))
+    assert losses.dtype == jnp.bfloat16

@@ -71,6 +71,11 @@ def test_axis_name(recipe, name):
         recipe(0.1, axis_name=name)
 
 
+def test_an_axis_twice():
+    with pytest.raises(ValueError, match=r"axis_name: got .*each mesh axis once"):
+        sparsejax.micro(0.1, axis_name=("a", "b", "a"))
+
+
 @pytest.mark.parametrize(
     ("recipe", "arguments"),
     [
@@ -175,6 +180,22 @@ def test_simulate_needs_workers(workers):
         sparsejax.simulate(sparsejax.dense(), workers=workers)
 
 
+@pytest.mark.parametrize("name", [None, ("host", "local")])
+def test_simulated_workers_have_one_axis(name):
+    with pytest.raises(TypeError, match=r"axis_name: got .*a single name"):
+        sparsejax.simulate(sparsejax.dense(), workers=2, axis_name=name)
+
+
+def test_simulated_axis_is_the_transformations():
+    tx = sparsejax.simulate(sparsejax.dense(axis_name="host"), workers=2)
+    with pytest.raises(NameError, match=r"got 'data'.*axis_name='host'` to `simulate`"):
+        tx.init(PARAMS)
+
+
+STRUCT = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+compiled = functools.partial(sparsejax.compiled_wire_bytes, "")
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -185,6 +206,10 @@ def test_simulate_needs_workers(workers):
         (lambda: sparsejax.dgc(clip_norm="1"), TypeError, "clip_norm: got '1'"),
         (lambda: sparsejax.small_leaves(PARAMS), TypeError, r"small_leaves\(\)\(par"),
         (lambda: sparsejax.small_leaves(-1), ValueError, "min_size: got -1"),
+        (lambda: sparsejax.characteristics("x"), TypeError, "gradients: got 'x' at"),
+        (lambda: sparsejax.characteristics([STRUCT]), TypeError, r"at `\[0\]`, expec"),
+        (lambda: compiled(devices="8"), TypeError, "devices: got '8', expected an int"),
+        (lambda: compiled(devices=jnp.int32(8)), TypeError, r"`devices\.item\(\)`\.$"),
     ],
 )
 def test_other_arguments(call, error, message):
@@ -230,6 +255,8 @@ def test_densification(take, value, error):
         ({"row_size": 3}, ValueError, "n: got 1000, expected a multiple of row_size"),
         ({"workers": 0}, ValueError, "workers: got 0"),
         ({"densification": 9.0}, ValueError, "densification: got 9.0.* here 4"),
+        ({"density": jnp.float32(0.1)}, TypeError, r"numpy.*`density\.item\(\)`\.$"),
+        ({"workers": jnp.int32(4)}, TypeError, r"numpy.*`workers\.item\(\)`\.$"),
     ],
 )
 def test_best_exchange(change, error, message):
@@ -268,19 +295,42 @@ def test_state_specs_of_a_transformation():
         sparsejax.state_specs(sparsejax.micro(0.1))
 
 
-@pytest.mark.parametrize("part", ["sparsifier", "exchange", "memory"])
+PARTS = {
+    "sparsifier": sparsifiers.topk(0.1),
+    "exchange": exchanges.union(),
+    "memory": memories.error_feedback(),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_parts_that_were_not_made(part):
     functions = {
-        "sparsifier": sparsejax.sparsifiers.topk,
-        "exchange": sparsejax.exchanges.union,
-        "memory": sparsejax.memories.error_feedback,
+        "sparsifier": sparsifiers.topk,
+        "exchange": exchanges.union,
+        "memory": memories.error_feedback,
     }
-    parts = {
-        "sparsifier": sparsejax.sparsifiers.topk(0.1),
-        "exchange": sparsejax.exchanges.union(),
-        "memory": sparsejax.memories.error_feedback(),
-    }
-    sparsejax.sparsify(**parts)
+    sparsejax.sparsify(**PARTS)
     for wrong in (functions[part], part, None):
         with pytest.raises(TypeError, match=f"{part}: got .*parentheses included"):
-            sparsejax.sparsify(**{**parts, part: wrong})
+            sparsejax.sparsify(**{**PARTS, part: wrong})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "message"),
+    [
+        ("Exchange.accepts", "overlapping", TypeError, r"frozenset\({'overlapping'}\)"),
+        ("Exchange.accepts", ["agreed"], TypeError, "expected a frozenset of names"),
+        ("Exchange.accepts", {"all"}, ValueError, "'all', expected one of .*'every"),
+        ("Exchange.tells", ["histogram"], TypeError, r"frozenset\({'histogram'}\)"),
+        ("Exchange.tells", {1}, TypeError, "expected a frozenset of names"),
+        ("Sparsifier.reads", "histogram", TypeError, r"frozenset\({'histogram'}\)"),
+        ("Sparsifier.reads", None, TypeError, "expected a frozenset of names"),
+        ("Sparsifier.support", "all", ValueError, "'all', expected one of .*'every"),
+        ("Sparsifier.support", {"agreed"}, ValueError, "expected one of"),
+    ],
+)
+def test_names_in_parts(field, value, error, message):
+    part, name = field.lower().split(".")
+    parts = PARTS | {part: PARTS[part]._replace(**{name: value})}
+    with pytest.raises(error, match=rf"^{field}: got .*{message}"):
+        sparsejax.sparsify(**parts)

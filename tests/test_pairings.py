@@ -215,3 +215,60 @@ def test_an_index_is_sent_for_a_row(exchange):
     k = 0.01 * params.size
     assert rows < 1.03 * {"pairs": 3, "union": 6, "leader": 1.5}[exchange] * 4 * k
     assert single > rows + {"pairs": 3, "union": 3, "leader": 1.5}[exchange] * k * 0.9
+
+
+def _simulated(sparsifier, exchange, memory):
+    tx = sparsejax.sparsify(sparsifier, exchange=exchange, memory=memory)
+    return sparsejax.simulate(tx, workers=WORKERS)
+
+
+def _traced(tx):
+    state = jax.eval_shape(tx.init, PARAMS)
+    jax.eval_shape(tx.update, gradients(0, WORKERS, params=PARAMS), state)
+
+
+def test_adapt_sees_the_details_that_it_declares_alone():
+    """Another exchange might not report them."""
+    chosen = sparsifiers.topk(0.1)
+
+    def adapt(state, report, step):
+        assert report.details.histogram.dtype == jnp.int32
+        return chosen.adapt(state, report, step)
+
+    reader = chosen._replace(adapt=adapt)
+    tx = _simulated(reader, exchanges.union(), memories.error_feedback())
+    with pytest.raises(AttributeError, match=r"reads.*Add it: `reads=frozenset\({'his"):
+        _traced(tx)
+    declares = reader._replace(reads=frozenset({"histogram"}))
+    _traced(_simulated(declares, exchanges.union(), memories.error_feedback()))
+    claims = exchanges.pairs()._replace(tells=frozenset({"histogram"}))
+    with pytest.raises(
+        ValueError, match=r"`tells` of `pairs` contains 'histogram', but"
+    ):
+        _traced(_simulated(declares, claims, memories.error_feedback()))
+
+
+def test_the_vector_is_the_first_leaf_that_settle_gets():
+    """One of `accumulate` would be lost, so that it may not change the first leaf."""
+    keep = memories.momentum_correction(0.9)
+
+    def settle(vector, delivery, residual):
+        assert residual.unsent is vector
+        return keep.settle(vector, delivery, residual)
+
+    tx = _simulated(
+        sparsifiers.topk(0.1), exchanges.pairs(), keep._replace(settle=settle)
+    )
+    _traced(tx)
+
+    def swapped(gradient, residual):
+        vector, (unsent, velocity) = keep.accumulate(
+            gradient, type(residual)(*residual[::-1])
+        )
+        return vector, type(residual)(velocity, unsent)
+
+    tx = _simulated(
+        sparsifiers.topk(0.1), exchanges.pairs(), keep._replace(accumulate=swapped)
+    )
+    with pytest.raises(TypeError, match=r"changed the first leaf.*come after it"):
+        _traced(tx)

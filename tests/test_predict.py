@@ -7,6 +7,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -240,9 +241,67 @@ def test_computing_is_added():
         ({"latency": -1}, ValueError, "latency: got -1"),
         ({"latency": None}, TypeError, "latency: got None"),
         ({"compute": float("nan")}, ValueError, "compute: got nan"),
+        # A hint at `inject_hyperparams` would end otherwise.
+        (
+            {"bandwidth": jnp.float32(1e9)},
+            TypeError,
+            r"numpy.*`bandwidth\.item\(\)`\.$",
+        ),
+        ({"workers": jnp.int32(2)}, TypeError, r"numpy.*`workers\.item\(\)`\.$"),
+        (
+            {"params": "float32"},
+            TypeError,
+            r"params: got 'float32' at `\(root\)`.*Shape",
+        ),
+        ({"params": {"a": np.float32}}, TypeError, r"at `\['a'\]`, expected a pytree"),
+        ({"params": [jax.nn.relu]}, TypeError, r"at `\[0\]`, expected a pytree"),
+        ({"axis_name": "host"}, NameError, "'host'.* the axis 'data'.*='data'` to"),
+        (
+            {"axis_name": ("a", "b"), "workers": (2, 2)},
+            NameError,
+            r"got \('a', 'b'\), .* the axis 'data'.*='data'` to `predict`",
+        ),
+        (
+            {"axis_name": ("a", "a"), "workers": (2, 2)},
+            ValueError,
+            r"axis_name: got \('a', 'a'\), expected each mesh axis once",
+        ),
     ],
 )
 def test_wrong_arguments(change, error, message):
     arguments = {"params": struct(10), "workers": 2, **LINK, **change}
     with pytest.raises(error, match=message):
         sparsejax.predict(sparsejax.exdyna(0.5), **arguments)
+
+
+def test_other_axes_than_the_transformations():
+    def predicted(tx):
+        return sparsejax.predict(tx, struct(10), workers=2, **LINK)
+
+    both = sparsejax.dense(axis_name=("host", "local"))
+    with pytest.raises(NameError, match=r"=\('host', 'local'\)` to `predict`"):
+        predicted(both)
+
+    def misspelt(x, axis):
+        raise NameError("name 'undefined' is not defined")
+
+    with pytest.raises(NameError, match="name 'undefined' is not defined"):
+        predicted(moving(misspelt))
+
+
+def test_nothing_is_sent_without_an_exchange():
+    found = sparsejax.predict(
+        optax.sgd(0.1), struct(10), workers=8, **LINK, compute=0.5
+    )
+    assert found == sparsejax.planning._predict.Prediction(0.5, 0.5, 0, 0)
+
+
+def test_simulated_workers_send_nothing():
+    """Their sums are not collectives, so the time would be 0."""
+    tx = sparsejax.simulate(sparsejax.dense(), workers=4)
+    params = jax.ShapeDtypeStruct((4, 10), jnp.float32)
+    with pytest.raises(TypeError, match=r"simulate.* Pass the transformation that"):
+        sparsejax.predict(tx, params, workers=4, **LINK)
+    chained = optax.chain(tx, optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"first axis.*predict.*without `simulate`"):
+        sparsejax.predict(chained, struct(10), workers=4, **LINK)

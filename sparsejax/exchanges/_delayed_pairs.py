@@ -13,6 +13,7 @@ from sparsejax.exchanges._pair_sums import add_pairs, no_pairs
 from sparsejax.exchanges._pair_values import decoded, encoded
 from sparsejax.exchanges._units import Units
 from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
+from sparsejax.parts._absence import present_number
 from sparsejax.placement._markers import PerWorker
 from sparsejax.vectors import _codec, _reach
 
@@ -104,7 +105,7 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
             places, start, units.number, units.number, slots
         )
         values = decoded(words, indices, units, step.layout, bits)
-        divisor = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
+        divisor = present_number(here)
         mean, rest, report = add_pairs(
             indices, values, facts, units, step, divisor, errors
         )

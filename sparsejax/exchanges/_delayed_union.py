@@ -15,7 +15,7 @@ from sparsejax.exchanges._late import slots_of, with_indices
 from sparsejax.exchanges._units import Units
 from sparsejax.exchanges._values import placed
 from sparsejax.parts import Delivery, Exchange, Report, Sparsifier
-from sparsejax.parts._absence import without_gaps
+from sparsejax.parts._absence import present_number, without_gaps
 from sparsejax.placement._markers import PerWorker
 from sparsejax.vectors import _codec, _reach
 
@@ -134,7 +134,7 @@ def delayed_union(
         told = _codec.unpack(facts.reshape(count, -1), like[1])
         demand, threshold, dropped, here = told
 
-        number = jnp.maximum(jnp.sum(here, dtype=jnp.int32), 1)
+        number = present_number(here)
         mean, rest = placed(sums / number, state.coordinates, step)
         facts = (state.demand, state.threshold, state.dropped)
         details = LateDetails(histogram_of(state.coordinates, n, count), here)

@@ -21,7 +21,7 @@ def sum_in_order(
     units: Units,
     indices: Int[Array, "w k"],
     values: Float[Array, "w k *D"],
-    divisor: Int[Array, ""] | int,
+    divisor: Float[Array, ""] | int,
     until: Int[Array, ""],
     step: Step,
 ) -> tuple[Float[Array, " n"], Int[Array, ""], Int[Array, "w k"] | None]:

@@ -51,7 +51,7 @@ def add_pairs(
     facts: tuple[Array, Array, Array],
     units: Units,
     step: Step,
-    divisor: Int[Array, ""] | int,
+    divisor: Float[Array, ""] | int,
     errors: Sequence[BFloat16[Array, " w"]],
 ) -> tuple[Float[Array, " n"], Float[Array, " kD"], Report]:
     """The mean of all workers' pairs: their sum divided by `divisor`.

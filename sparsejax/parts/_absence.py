@@ -34,12 +34,16 @@ def keep_waiting(settled: Any, old: Any, present: Bool[Array, ""]) -> Any:
     return jax.tree.unflatten(treedef, [first, *rest])
 
 
+def present_number(here: Bool[Array, " w"]) -> Float[Array, ""]:
+    """The number of present workers, to divide by: 1 if none is. Replicated."""
+    return jnp.maximum(jnp.sum(here, dtype=jnp.float32), 1)
+
+
 def among_present(
     mean: Float[Array, " n"], here: Bool[Array, " w"]
 ) -> Float[Array, " n"]:
     """The mean over those present, of the mean over all. Replicated."""
-    number = jnp.maximum(jnp.sum(here), 1)
-    return mean * (here.size / number).astype(mean.dtype)
+    return mean * (here.size / present_number(here)).astype(mean.dtype)
 
 
 def without_gaps(report: Report, here: Bool[Array, " w"]) -> Report:
@@ -49,10 +53,10 @@ def without_gaps(report: Report, here: Bool[Array, " w"]) -> Report:
     of the present workers instead, so that rules do not mistake the absence for a
     threshold that is too high.
     """
-    number = jnp.maximum(jnp.sum(here), 1)
 
     def filled(values):
-        known = jnp.sum(jnp.where(here, values, 0)) / number
+        known = jnp.sum(jnp.where(here, values, 0), dtype=jnp.float32)
+        known = known / present_number(here)
         return jnp.where(here, values, known.astype(values.dtype))
 
     return report._replace(

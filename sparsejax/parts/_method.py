@@ -144,12 +144,15 @@ class Memory(NamedTuple):
     """Keeps the vectors that a worker carries to the next step. Never communicates.
 
     Attributes:
-      init: `(n) -> residual`, a pytree of float32 arrays. Per worker.
+      init: `(n) -> residual`, a pytree of float32 arrays. Per worker. The first leaf is
+        the gradient that waits, Float32[n]: mass is counted there. All leaves are zero
+        at first, and zero gradients keep them zero.
       accumulate: `(gradient, residual) -> (vector, residual)`, elementwise on arrays of
         one shape, with n coordinates in all. `sparsify` passes rows [1, n], and calls
-        the function more than once per step. The vector overwrites the first leaf of
-        the old residual; `settle` gets the new residual.
-      settle: `(vector [n], delivery, residual) -> residual`.
+        the function more than once per step. It returns the first leaf as it is: the
+        vector takes the place of this leaf, so that no copy is made.
+      settle: `(vector [n], delivery, residual) -> residual`. Gets the residual from
+        `accumulate`, with the vector as its first leaf.
 
     Example:
       Error feedback that forgets a tenth of the residual in each step, as

@@ -155,7 +155,8 @@ class Delivery(NamedTuple):
       mean: Float[n], replicated: the averaged update; 0 where nothing was delivered.
         Its values are representable in the gradient's dtypes.
       delivered: Int32[m], per worker: the coordinates of this worker's vector that went
-        out; empty slots hold `n`. `None` stands for every coordinate.
+        out; empty slots hold `n`. `None` stands for every coordinate: a memory that
+        forgets at delivered coordinates, as `momentum_correction` does, forgets all.
       left: Float[m], per worker: the value that this worker keeps at each of them, such
         as a rounding error, or 0. Float[n] if `delivered` is `None`.
       report: Report, replicated.

@@ -11,6 +11,7 @@ import optax
 
 from sparsejax._workers import Workers, alone, vary_like
 from sparsejax.placement._gradients import value_and_grad
+from sparsejax.vectors._rounding import holds_float32
 
 
 def local_steps(
@@ -41,7 +42,7 @@ def local_steps(
         def step(carry, given):
             delta, state = carry
             batch, per_step = given
-            here = jax.tree.map(lambda p, d: (p - d).astype(p.dtype), params, delta)
+            here = jax.tree.map(_minus, params, delta)
             out, grads = differentiate(here, batch, *per_step, **shared)
             loss, aux = out if options["has_aux"] else (out, ())
             more = {"value": loss, "grad": grads}
@@ -73,11 +74,19 @@ def _scan(step: Callable[..., Any], carry: Any, given: Any, steps: int) -> Any:
     return carry, jax.tree.map(lambda x: jnp.asarray(x)[None], out)
 
 
+def _minus(parameter: Any, delta: Any) -> Any:
+    """The parameter, rounded once: `delta` has the wider dtype."""
+    return (parameter.astype(delta.dtype) - delta).astype(parameter.dtype)
+
+
 def _zeros(parameter: Any) -> Any:
-    dtype = jnp.promote_types(parameter.dtype, jnp.float32)
+    # `jnp.promote_types` would refuse bfloat16 under strict promotion.
+    dtype = parameter.dtype if holds_float32(parameter.dtype) else jnp.float32
     return vary_like(jnp.zeros(parameter.shape, dtype), parameter)
 
 
 def _is_finite(tree: Any) -> Any:
     """Bool[]: whether the sum of all coordinates is finite, as recipes test it."""
-    return jnp.isfinite(sum(jnp.sum(x) for x in jax.tree.leaves(tree)))
+    leaves = jax.tree.leaves(tree)
+    widest = max((x.dtype for x in leaves), key=lambda d: d.itemsize, default=None)
+    return jnp.isfinite(sum(jnp.sum(x, dtype=widest) for x in leaves))

@@ -17,7 +17,9 @@ class PerWorker(NamedTuple):
     """Marks state that differs per worker.
 
     Every leaf has a leading worker axis: [w, ...] globally, sharded over the axis, and
-    [1, ...] on each worker, inside `jax.shard_map`.
+    [1, ...] on each worker, inside `jax.shard_map`. The functions of a part
+    (`sparsejax.parts`) see one worker's state, without this axis: `init` returns
+    `PerWorker(leaf)` with the leaf of one worker, and `sparsify` adds the axis.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax

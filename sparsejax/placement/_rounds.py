@@ -12,6 +12,7 @@ import optax
 from sparsejax._checks import as_present, check_count, path_name
 from sparsejax._report import reports
 from sparsejax._workers import AxisName, Workers
+from sparsejax.parts._absence import present_number
 from sparsejax.placement._allocation import allocate
 from sparsejax.placement._everybody import everybody, looked_at
 from sparsejax.placement._local_steps import local_steps
@@ -216,7 +217,7 @@ def mean_loss(losses: Any, present: Any) -> Any:
     if present is None:
         return jnp.mean(losses, axis=0)
     total = jnp.sum(jnp.where(present[:, None], losses, 0), axis=0)
-    return total / jnp.maximum(jnp.sum(present), 1)
+    return total / present_number(present).astype(total.dtype)
 
 
 def _start(inner: optax.GradientTransformation, params: Any) -> PerWorker:

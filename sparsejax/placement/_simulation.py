@@ -12,8 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from sparsejax._checks import as_present, check_count, path_name
-from sparsejax._workers import AxisName
+from sparsejax._checks import as_present, check_count, matching_axis, path_name
 from sparsejax.placement._markers import map_per_worker, state_specs
 from sparsejax.placement._rounds import Rounds, mean_loss
 
@@ -21,17 +20,27 @@ from sparsejax.placement._rounds import Rounds, mean_loss
 _TRACEABLE = (jax.Array, np.ndarray, np.generic, float)
 
 
+class SimulatedTransformation(optax.GradientTransformationExtraArgs):
+    """A transformation made by `simulate`.
+
+    Attributes:
+      simulated: the transformation of one worker.
+    """
+
+    simulated: optax.GradientTransformation
+
+
 @overload
-def simulate(tx: Rounds, *, workers: int, axis_name: AxisName = ...) -> Rounds: ...
+def simulate(tx: Rounds, *, workers: int, axis_name: str = ...) -> Rounds: ...
 
 
 @overload
 def simulate(
-    tx: optax.GradientTransformation, *, workers: int, axis_name: AxisName = ...
+    tx: optax.GradientTransformation, *, workers: int, axis_name: str = ...
 ) -> optax.GradientTransformationExtraArgs: ...
 
 
-def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
+def simulate(tx: Any, *, workers: int, axis_name: str = "data") -> Any:
     """Runs `tx` for `workers` workers on one device, under `jax.vmap`.
 
     Experiments and tests get the numbers of a mesh without one. They agree up to
@@ -53,7 +62,8 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
       [w, H, b, ...]; losses are the mean over the workers, and `aux` is [w, H, ...].
 
     Raises:
-      TypeError: if `workers` is not an int.
+      NameError: from `init`, if `tx` exchanges over another axis than `axis_name`.
+      TypeError: if `workers` is not an int, or `axis_name` is not a single name.
       ValueError: if `workers` is less than 1, if gradients lack the leading axis [w],
         or if an output that should be equal on all workers is not provably so.
 
@@ -67,6 +77,11 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
       [3. 0. 0. 3.]
     """
     workers = check_count("workers", workers)
+    if not isinstance(axis_name, str):
+        raise TypeError(
+            f"axis_name: got {axis_name!r}, expected a single name, such as 'data', "
+            f"for the simulated workers. Make `tx` with the same name."
+        )
     mapped = {"axis_name": axis_name, "axis_size": workers}
 
     def row(state: Any) -> Any:
@@ -78,6 +93,7 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
             lambda spec: None if spec == P() else 0, state_specs(state, axis_name)
         )
 
+    @matching_axis(axis_name, "`simulate`")
     def init(params):
         def local(_):
             return row(tx.init(params))
@@ -142,7 +158,9 @@ def simulate(tx: Any, *, workers: int, axis_name: AxisName = "data") -> Any:
             return compiled(updates, state, params, extra_args)
         return step(updates, state, params, extra_args)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    made = SimulatedTransformation(init, update)
+    made.simulated = tx
+    return made
 
 
 def _off_mesh(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,5 +181,7 @@ def _check_leading_axis(gradients: Any, workers: int, name: str) -> None:
             raise ValueError(
                 f"update: {name} `{path_name(path)}` has the shape "
                 f"{jnp.shape(leaf)}, but the first axis should have the size of the "
-                f"{workers} simulated workers."
+                f"{workers} simulated workers. Stack what the workers have, "
+                f"`jnp.stack(one_for_each_worker)`. `sparsejax.predict` and loops with "
+                f"a mesh take the transformation itself, without `simulate`."
             )

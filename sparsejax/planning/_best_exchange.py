@@ -11,6 +11,7 @@ from sparsejax import exchanges, memories, sparsifiers
 from sparsejax._checks import check_count, check_densification, check_density
 from sparsejax._transform import sparsify
 from sparsejax.parts import Exchange
+from sparsejax.planning._arguments import refuse_arrays
 from sparsejax.planning._wire_bytes import wire_bytes
 
 
@@ -59,7 +60,7 @@ def best_exchange(
       The choice, and the bytes of all exchanges.
 
     Raises:
-      TypeError: if an argument is not a number.
+      TypeError: if an argument is not a Python or numpy number.
       ValueError: if `density` is outside (0, 1], `densification` outside [1, w], a
         count below 1, or `n` not a multiple of `row_size`.
 
@@ -70,6 +71,13 @@ def best_exchange(
       >>> few.name, many.name
       ('hashed_owners', 'dense')
     """
+    refuse_arrays(
+        density=density,
+        densification=densification,
+        workers=workers,
+        n=n,
+        row_size=row_size,
+    )
     density = check_density(density)
     workers, n = check_count("workers", workers), check_count("n", n)
     check_densification(densification, workers)

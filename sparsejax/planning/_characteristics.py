@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sparsejax.planning._arguments import check_arrays
 from sparsejax.vectors._ratio import ratio
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
       The characteristics, in elements or in rows.
 
     Raises:
+      TypeError: if a leaf is not an array.
       ValueError: if there are no leaves or no workers, or the leaves' numbers of
         workers differ.
 
@@ -65,6 +67,7 @@ def characteristics(gradients: Any, *, rows: bool = False) -> Characteristics:
       Wang et al., "ZEN: Empowering Distributed Training with Sparsity-driven Data
       Synchronization", OSDI 2025.
     """
+    check_arrays("gradients", gradients)
     leaves = jax.tree.leaves(gradients)
     counts = {jnp.shape(leaf)[:1] for leaf in leaves}
     if len(counts) != 1 or () in counts or (0,) in counts:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
+from sparsejax._checks import check_optional_count
 from sparsejax.planning import _hlo
+from sparsejax.planning._arguments import refuse_arrays
 from sparsejax.planning._collectives import (
     Operation,
     WireBytes,
@@ -46,8 +48,9 @@ def compiled_wire_bytes(
       The bytes by collective and branch, as from `wire_bytes`.
 
     Raises:
-      TypeError: if `compiled` is neither a compiled program nor a text.
-      ValueError: if the text is not a compiled program.
+      TypeError: if `compiled` is neither a compiled program nor a text, or `devices`
+        is not an int.
+      ValueError: if the text is not a compiled program, or `devices` is less than 1.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -66,6 +69,8 @@ def compiled_wire_bytes(
             f"compiled: got {type(compiled).__name__}, expected the result of "
             f"`jax.jit(step).lower(*arguments).compile()`, or its text."
         )
+    refuse_arrays(devices=devices)
+    devices = check_optional_count("devices", devices)
     text = compiled if isinstance(compiled, str) else str(compiled.as_text())
     if devices is None:
         found = re.search(r"num_partitions=(\d+)", text) or re.search(

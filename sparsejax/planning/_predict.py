@@ -10,6 +10,7 @@ import optax
 
 from sparsejax._checks import check_number
 from sparsejax._workers import AxisName
+from sparsejax.planning._arguments import refuse_arrays
 from sparsejax.planning._collectives import (
     Operation,
     add_up,
@@ -73,7 +74,8 @@ def predict(
 
     Args:
       tx: a transformation that holds sparsejax ones; or a `sparsejax.Rounds`, whose
-        exchange is spread over its local steps.
+        exchange is spread over its local steps. One without collectives, such as
+        `optax.sgd`, receives no bytes and takes `compute` seconds.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s, as for `wire_bytes`.
       workers: number of workers; one number per axis if `axis_name` is a tuple.
       bandwidth: bits per second that each worker receives: 1e9 for 1 Gbit/s.
@@ -86,11 +88,13 @@ def predict(
       receive more.
 
     Raises:
-      TypeError: if `tx` is not a transformation, `params` is a number, a number of
-        workers is not an int, or another argument is not a number.
+      NameError: if `tx` exchanges over another axis than `axis_name`.
+      TypeError: if `tx` is not a transformation, or is a simulated one; if `params` is
+        a number or has leaves without a shape; if a number of workers is not an int, or
+        another argument is not a Python or numpy number.
       ValueError: if a number of workers is less than 1; if `workers` and `axis_name`
-        differ in length; if `bandwidth` is not positive, or `latency` or `compute`
-        negative or not finite.
+        differ in length, or `axis_name` contains an axis twice; if `bandwidth` is not
+        positive, or `latency` or `compute` negative or not finite.
 
     Example:
       >>> import jax, jax.numpy as jnp, sparsejax
@@ -108,6 +112,7 @@ def predict(
       Message-Passing Systems", IEEE Transactions on Parallel and Distributed Systems
       1997.
     """
+    refuse_arrays(bandwidth=bandwidth, latency=latency, compute=compute)
     meaning = "bits per second, more than 0"
     bandwidth = check_number("bandwidth", bandwidth, lambda x: x > 0, meaning)
     latency, compute = (

@@ -14,11 +14,16 @@ import optax
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from sparsejax._checks import check_count
+from sparsejax._checks import check_count, matching_axis
 from sparsejax._local_gradient import wrap
 from sparsejax._workers import AxisName, Workers, spec_axes, without_axes
 from sparsejax.placement._markers import PerShard
 from sparsejax.placement._specs import with_param_specs
+from sparsejax.planning._arguments import (
+    check_shapes,
+    check_transformation,
+    refuse_arrays,
+)
 from sparsejax.planning._collectives import Operation
 
 # jax's primitives. A checked shard_map traces to those named "invariant".
@@ -49,8 +54,11 @@ def trace(
     if hasattr(tx, "outer"):
         whole = trace(tx.outer, params, workers, axis_name)
         return tuple(o._replace(times=o.times / tx.steps) for o in whole)
-    _check(tx, params)
+    check_transformation(tx)
+    check_shapes(params)
     sizes = workers if isinstance(workers, tuple) else (workers,)
+    for size in sizes:
+        refuse_arrays(workers=size)
     sizes = tuple(check_count("workers", size) for size in sizes)
     axes = Workers(axis_name).axes
     if len(sizes) != len(axes):
@@ -69,8 +77,11 @@ def trace(
     try:
         hash(tx)
     except TypeError:  # Methods of an object that cannot be hashed are legal.
-        return _traced.__wrapped__(tx, treedef, shapes, sizes, axes, default)
-    return _traced(tx, treedef, shapes, sizes, axes, default)
+        traced = _traced.__wrapped__
+    else:
+        traced = _traced
+    with matching_axis(axis_name, "`predict` or `wire_bytes`"):
+        return traced(tx, treedef, shapes, sizes, axes, default)
 
 
 # Predictions for several links share a trace, which takes as long as tracing the step.
@@ -145,22 +156,6 @@ def _holds_per_shard(
         state = jax.eval_shape(init, params)
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, PerShard))
     return any(isinstance(node, PerShard) for node in nodes)
-
-
-def _check(tx: Any, params: Any) -> None:
-    if not hasattr(tx, "update"):
-        name = getattr(tx, "__name__", "")
-        found = f"the function `{name}`" if name else type(tx).__name__
-        call = f"`{name}(...)`" if name else "`sparsejax.exdyna(0.01)`"
-        raise TypeError(
-            f"tx: got {found}, expected a transformation, such as {call}, with the "
-            f"parentheses."
-        )
-    if isinstance(params, int | float | np.integer):
-        raise TypeError(
-            f"params: got the number {params}, expected the parameters, or their "
-            f"shapes, such as `jax.ShapeDtypeStruct((n,), jnp.float32)`."
-        )
 
 
 def _shard_spec(leaf: Any, worker_axes: tuple[str, ...]) -> P:

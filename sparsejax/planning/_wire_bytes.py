@@ -32,7 +32,8 @@ def wire_bytes(
 
     Args:
       tx: a transformation that holds sparsejax ones; or a `sparsejax.Rounds`, whose
-        bytes are spread over its local steps.
+        bytes are spread over its local steps. One without collectives, such as
+        `optax.sgd`, receives no bytes.
       params: pytree of arrays or `jax.ShapeDtypeStruct`s with the shapes of the
         gradients. For a sharded model, pass placed parameters, or structs with
         `sharding=`.
@@ -44,10 +45,11 @@ def wire_bytes(
       2 (w-1)/w S, an all-gather and an all-to-all (w-1)/w S, a permute S.
 
     Raises:
-      TypeError: if `tx` is not a transformation, `params` is a number, or a number of
-        workers is not an int.
-      ValueError: if a number of workers is less than 1, or if `workers` and `axis_name`
-        differ in length.
+      NameError: if `tx` exchanges over another axis than `axis_name`.
+      TypeError: if `tx` is not a transformation, or is a simulated one; if `params` is
+        a number or has leaves without a shape; if a number of workers is not an int.
+      ValueError: if a number of workers is less than 1; if `workers` and `axis_name`
+        differ in length, or `axis_name` contains an axis twice.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
