@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -87,7 +88,7 @@ class Gradient:
         def add(row, kept):
             row = jnp.where(skip, 0.0, row.astype(self.dtype))
             both = memory.accumulate(row, kept)
-            _check_first(kept, *both)
+            _check_first(kept, both)
             return jax.tree.map(lambda x: jnp.clip(x, -bound, bound), both)
 
         if len(self.rows) == 1:
@@ -104,8 +105,14 @@ def with_first(residual: Any, vector: Float[Array, " n"]) -> Any:
     return treedef.unflatten([vector, *leaves[1:]] if leaves else [])
 
 
-def _check_first(kept: Any, vector: Any, residual: Any) -> None:
+def _check_first(kept: Any, both: Any) -> None:
     """Raises TypeError if `Memory.accumulate` changed the first leaf: it is lost."""
+    if not isinstance(both, tuple) or len(both) != 2:
+        raise TypeError(
+            f"memory: `accumulate` returned {reprlib.repr(both)}, expected "
+            f"`(vector, residual)`."
+        )
+    vector, residual = both
     old, new = jax.tree.leaves(kept)[:1], jax.tree.leaves(residual)[:1]
     if old and new and new[0] is not old[0] and new[0] is not vector:
         raise TypeError(

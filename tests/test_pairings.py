@@ -272,3 +272,8 @@ def test_the_vector_is_the_first_leaf_that_settle_gets():
     )
     with pytest.raises(TypeError, match=r"changed the first leaf.*come after it"):
         _traced(tx)
+
+    alone = keep._replace(accumulate=lambda gradient, residual: gradient)
+    tx = _simulated(sparsifiers.topk(0.1), exchanges.pairs(), alone)
+    with pytest.raises(TypeError, match=r"returned .*expected `\(vector, residual\)`"):
+        _traced(tx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sparsejax
@@ -12,42 +13,12 @@ from sparsejax import exchanges, memories, sparsifiers, testing
 from tests.cases import RECIPES, parametrize
 from tests.harness import WORKERS, run_simulated
 from tests.pages import ROOT, blocks
+from tests.wrong_parts import dense, fails, memory_with, method
 
 
 @parametrize(case for case in RECIPES if case.name in ("dense", "random_k"))
 def test_recipes_pass(case):
     testing.check_contract(case.make(), workers=WORKERS)
-
-
-def _method(select=None, deliver=None, **fields):
-    """Top-k through pairs, with a changed choice, delivery or field."""
-    sparsifier, exchange = sparsifiers.chunked_topk(20, 2), exchanges.pairs()
-    if "adapt" in fields:  # Chunks have no state, and compile faster.
-        sparsifier = sparsifiers.topk(0.1)
-
-    def changed_select(vector, state, step):
-        choice, state = sparsifier.select(vector, state, step)
-        return select(choice, vector), state
-
-    def changed_apply(vector, choice, state, step):
-        delivery, state = exchange.apply(vector, choice, state, step)
-        return deliver(delivery, vector), state
-
-    if select:
-        fields["select"] = changed_select
-    return sparsejax.sparsify(
-        sparsifier._replace(**fields),
-        exchange=exchange._replace(apply=changed_apply) if deliver else exchange,
-        memory=memories.error_feedback(),
-    )
-
-
-def _fails(check, tx, message, **options):
-    with pytest.raises(AssertionError, match=message) as caught:
-        check(tx, workers=2, **options)
-    text = str(caught.value)
-    assert text.endswith(".")
-    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -91,7 +62,7 @@ def _fails(check, tx, message, **options):
 )
 def test_broken_parts_are_named(change, message):
     """All of these fail in a trace, before anything is compiled."""
-    _fails(testing.check_contract, _method(**change), message)
+    fails(testing.check_contract, method(**change), message)
 
 
 def test_replicas_that_differ_are_named():
@@ -102,19 +73,19 @@ def test_replicas_that_differ_are_named():
         mean = jax.lax.cond(vector[0] > 0, lambda: mean + 1, lambda: mean)
         return delivery._replace(mean=mean)
 
-    tx = _method(deliver=branch)
+    tx = method(deliver=branch)
     message = r"bitwise equal for 3 steps: `\['params'\]\['bias'\]` differs"
-    _fails(testing.check_replicas_equal, tx, message, steps=3)
-    _fails(testing.check_contract, tx, "equal on all workers")
+    fails(testing.check_replicas_equal, tx, message, steps=3)
+    fails(testing.check_contract, tx, "equal on all workers")
 
 
 def test_lost_mass_is_named():
     def half(delivery, vector):
         return delivery._replace(mean=delivery.mean / 2)
 
-    _fails(
+    fails(
         testing.check_conservation,
-        _method(deliver=half),
+        method(deliver=half),
         r"mass is conserved: after 20 steps of 2 workers, .* of coordinate \d+, .*left",
     )
 
@@ -125,9 +96,9 @@ def test_nan_that_spreads_is_named():
         return delivery._replace(report=delivery.report._replace(dropped=flags))
 
     flags = jnp.zeros(2, jnp.bool_)
-    _fails(
+    fails(
         testing.check_nonfinite,
-        _method(deliver=spread),
+        method(deliver=spread),
         "the report says who was left out: value 1 is 0 instead of 1, and 1 of 2 ",
     )
 
@@ -136,16 +107,103 @@ def test_updates_from_nothing_are_named():
     def one_more(delivery, vector):
         return delivery._replace(mean=delivery.mean + 1)
 
-    _fails(
+    fails(
         testing.check_zero_gradients,
-        _method(deliver=one_more),
+        method(deliver=one_more),
         "zero gradients give zeros as updates: value 0 is 1 instead of 0",
     )
 
 
-def test_one_worker_is_no_contract():
-    with pytest.raises(ValueError, match="workers: got 1"):
-        testing.check_contract(sparsejax.dense(), workers=1)
+@pytest.mark.parametrize(
+    ("tx", "error", "message"),
+    [
+        (lambda: sparsifiers.everything(), TypeError, "Sparsifier`.* Build it first"),
+        (lambda: exchanges.dense(), TypeError, "`Exchange`.* Build it first"),
+        (lambda: memories.none(), TypeError, "`Memory`.* Build it first"),
+        (lambda: sparsejax.dense, TypeError, "tx: got a `function`, expected a tra"),
+        (
+            lambda: sparsejax.dense(axis_name="host"),
+            ValueError,
+            "the axis 'host', .*`axis_name=\"data\"`",
+        ),
+        (
+            lambda: sparsejax.dense(nonfinite="propagate"),
+            ValueError,
+            "got .* `nonfinite='propagate'`.*Make it with `nonfinite=\"drop\"`",
+        ),
+    ],
+)
+def test_other_subjects_are_refused(tx, error, message):
+    with pytest.raises(error, match=message):
+        testing.check_contract(tx())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 1}, "workers: got 1"),
+        ({"params": {}}, "params: .*without coordinates.*check_tiny_tree"),
+        ({"params": np.zeros((0, 3))}, "params: .*without coordinates"),
+    ],
+)
+def test_no_contract_without(options, message):
+    with pytest.raises(ValueError, match=message):
+        testing.check_contract(sparsejax.dense(), **options)
+
+
+def test_an_axis_within_a_chain_is_named():
+    """A chain does not show its axis, but the trace does."""
+    tx = optax.chain(sparsejax.dense(axis_name="host"), optax.sgd(0.1))
+    fails(testing.check_contract, tx, "over the axis 'data': .*`axis_name=\"data\"`")
+
+
+def test_details_of_another_structure_are_named():
+    def bare(delivery, vector):
+        return delivery._replace(report=delivery.report._replace(details=()))
+
+    message = r"`\.report\.details\.chosen` is missing after an update and int32\[2\]"
+    fails(testing.check_contract, method(deliver=bare), message)
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (
+            lambda: dense(init=lambda layout, w: jnp.zeros(3)),
+            r"`\.sparsifier` is float64\[3\] after `init` with 64-bit types and fl",
+        ),
+        (
+            lambda: dense(init=lambda layout, w: jnp.arange(3)),
+            r"`\.sparsifier` is int64\[3\] after .*give it one, such as",
+        ),
+        (
+            lambda: dense(memory_with(init=jnp.zeros)),
+            r"`\.memory\.per_worker` is float64\[2, 621\] after `init`.*give it one",
+        ),
+        (
+            # `lax.add` refuses the float64 zeros.
+            lambda: dense(
+                memory_with(settle=lambda v, d, _: jax.lax.add(v, jnp.zeros(v.size)))
+            ),
+            "64-bit types change nothing: `update` does not trace, TypeError: .*give",
+        ),
+        (
+            lambda: dense(
+                init=lambda layout, w: jnp.float32(0),
+                adapt=lambda state, report, step: jnp.zeros(()),
+            ),
+            r"`\.sparsifier` is float64\[\] after an update with 64-bit types",
+        ),
+    ],
+    ids=["float64", "int64", "memory", "refused", "update"],
+)
+def test_64_bits_are_named(tx, message):
+    fails(testing.check_wide_types, tx(), message)
+
+
+@pytest.mark.parametrize("recipe", [sparsejax.topk, sparsejax.exdyna])
+def test_late_exchanges_promote_nothing(recipe):
+    testing.check_strict_promotion(sparsejax.delayed(recipe(0.1)), workers=2)
 
 
 def test_the_files_to_copy_run(monkeypatch):
@@ -174,4 +232,4 @@ def test_a_choice_larger_than_a_tiny_tree_is_named():
         return choice._replace(indices=jax.lax.top_k(jnp.abs(vector), 3)[1])
 
     message = "tiny trees .* more than n coordinates"
-    _fails(testing.check_tiny_tree, _method(select=three), message)
+    fails(testing.check_tiny_tree, method(select=three), message)

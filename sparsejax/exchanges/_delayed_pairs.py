@@ -89,7 +89,11 @@ def delayed_pairs(bits: int, sparsifier: Sparsifier, workers: Workers) -> Exchan
     def nothing(layout, units, slots):
         indices = jnp.full((slots,), units.number, jnp.int32)
         own = jnp.zeros((slots, *units.shape), jnp.float32)
-        facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), jnp.zeros((), jnp.bool_))
+        facts = (
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((), jnp.float32),
+            jnp.zeros((), jnp.bool_),
+        )
         return flight(layout, units, indices, own, facts, jnp.ones((), jnp.bool_))
 
     def init(layout, worker_count):

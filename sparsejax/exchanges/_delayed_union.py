@@ -101,7 +101,7 @@ def delayed_union(
         indices = jnp.full((slots.number,), units.number, jnp.int32)
         code = _reach.encode_indices(indices, 0, units.number, units.number)
         none = jnp.zeros((), jnp.bool_)
-        facts = (jnp.zeros((), jnp.int32), jnp.zeros(()), none, none)
+        facts = (jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), none, none)
         lengths = (
             places * slots.number * units.size,
             places * _codec.pack(code).size,

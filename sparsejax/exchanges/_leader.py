@@ -91,7 +91,7 @@ def leader(value_bits: Any = None) -> Exchange:
 
     def exact(layout, worker_count):
         del layout, worker_count
-        return LeaderDetails(jnp.zeros(()))
+        return LeaderDetails(jnp.zeros((), jnp.float32))
 
     later = functools.partial(delayed_union, name="leader", leading=True)
     return Exchange(

@@ -42,7 +42,7 @@ def no_pairs(layout: Layout, worker_count: int) -> PairsDetails:
     """The details of a step in which nothing was sent."""
     del layout
     none = jnp.zeros((worker_count,), jnp.int32)
-    return PairsDetails(none, jnp.zeros((), jnp.int32), jnp.zeros(()))
+    return PairsDetails(none, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
 
 
 def add_pairs(
@@ -128,7 +128,7 @@ def add_whole(
     gathered = step.workers.gather(_codec.pack(message))
     facts, chosen = _codec.unpack(gathered, message)
     sent = jnp.sum(total != 0, dtype=jnp.int32)
-    details = PairsDetails(chosen, sent, jnp.zeros(()))
+    details = PairsDetails(chosen, sent, jnp.zeros((), jnp.float32))
     density = sent.astype(jnp.float32) / max(step.n, 1)
     demand, threshold, dropped = facts
     return total / step.w, Report(demand, sent, density, threshold, dropped, details)

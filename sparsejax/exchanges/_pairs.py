@@ -82,7 +82,7 @@ def pairs(value_bits: Any = None) -> Exchange:
     def whole(layout, worker_count):
         everything = jnp.full((worker_count,), layout.n, jnp.int32)
         count = jnp.asarray(layout.n, jnp.int32)
-        return PairsDetails(everything, count, jnp.zeros(()))
+        return PairsDetails(everything, count, jnp.zeros((), jnp.float32))
 
     return Exchange(
         or_whole(apply, whole, (bits, bits)),

@@ -100,10 +100,14 @@ def union(value_bits: Any = None) -> Exchange:
         return Delivery(update, indices, left, report), state
 
     def details(layout, worker_count):
-        return UnionDetails(no_histogram(layout.n, worker_count), jnp.zeros(()))
+        return UnionDetails(
+            no_histogram(layout.n, worker_count), jnp.zeros((), jnp.float32)
+        )
 
     def whole(layout, worker_count):
-        return UnionDetails(_block_sizes(layout.n, worker_count), jnp.zeros(()))
+        return UnionDetails(
+            _block_sizes(layout.n, worker_count), jnp.zeros((), jnp.float32)
+        )
 
     return Exchange(
         or_whole(apply, whole, widths),

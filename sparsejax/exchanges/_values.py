@@ -46,7 +46,9 @@ def told_errors(
 
 def mean_error(gathered: Sequence[BFloat16[Array, " w"]]) -> Float[Array, ""]:
     """The mean of all workers' `told_errors`; 0 if they are empty."""
-    return sum((jnp.mean(x.astype(jnp.float32)) for x in gathered), jnp.zeros(()))
+    return sum(
+        (jnp.mean(x.astype(jnp.float32)) for x in gathered), jnp.zeros((), jnp.float32)
+    )
 
 
 def average(

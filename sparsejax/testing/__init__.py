@@ -3,6 +3,7 @@
 Import it as `from sparsejax import testing`, or `import sparsejax.testing`.
 """
 
+from sparsejax.testing._choices import check_choices
 from sparsejax.testing._contract import check_contract
 from sparsejax.testing._devices import (
     check_devices_equal_simulation,
@@ -16,6 +17,7 @@ from sparsejax.testing._mass import (
     check_few_coordinates,
     check_one_worker,
 )
+from sparsejax.testing._memory import check_memory
 from sparsejax.testing._shapes import (
     check_abstract_init,
     check_replicated,
@@ -33,11 +35,13 @@ from sparsejax.testing._steps import (
 
 __all__ = [
     "check_abstract_init",
+    "check_choices",
     "check_conservation",
     "check_contract",
     "check_dense_mean",
     "check_devices_equal_simulation",
     "check_few_coordinates",
+    "check_memory",
     "check_no_recompilation",
     "check_nonfinite",
     "check_one_worker",

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from sparsejax._checks import check_count
-from sparsejax.testing import _devices, _mass, _shapes, _steps
+from sparsejax._transform import SparsifyTransformation
+from sparsejax.parts import Exchange, Memory, Sparsifier
+from sparsejax.testing import _choices, _devices, _mass, _memory, _shapes, _steps
 from sparsejax.testing._programs import example_params, has_devices
 
 
@@ -29,12 +31,15 @@ def check_contract(
 
     Each property is a function of this module:
 
+    - `check_memory`: the leaves of the residual, and no collective;
     - `check_replicated`: the update traces, and outputs are proven to be replicated;
+    - `check_choices`: choices are as the sparsifier declares;
     - `check_state_types`, `check_strict_promotion`, `check_wide_types`,
       `check_abstract_init`, `check_update_types`: structure, shapes and dtypes;
     - `check_conservation`, in float32, and for methods with a memory in bfloat16 too:
       no gradient mass is lost;
-    - `check_zero_gradients`, `check_nonfinite`: zeros, NaN and infinity;
+    - `check_zero_gradients`, `check_nonfinite`: zeros, NaN and infinity. In each step,
+      counts and thresholds of the report agree with each other;
     - `check_tiny_tree`, `check_one_worker`, `check_few_coordinates`: edges;
     - on devices `check_devices_equal_simulation`, `check_no_recompilation`,
       `check_replicas_equal`, `check_wire_bytes`.
@@ -43,8 +48,9 @@ def check_contract(
       tx: a transformation made with `sparsejax.sparsify` over the axis "data", with the
         policy `nonfinite="drop"`.
       workers: the number of workers, at least 2.
-      params: pytree of float32 arrays whose shapes the gradients have; by default a
-        small tree with a matrix, a scalar and an empty leaf.
+      params: pytree of float32 arrays whose shapes the gradients have, with at least
+        one coordinate; by default a small tree with a matrix, a scalar and an empty
+        leaf.
       conserves: whether the method promises that the sum of updates + the mean residual
         is the sum of mean gradients. False for momentum in the memory, and for
         methods without a memory that leave coordinates out.
@@ -52,7 +58,9 @@ def check_contract(
     Raises:
       AssertionError: for the first property that does not hold, in one sentence that
         names the property, the value found and a likely cause.
-      ValueError: if `workers` is less than 2.
+      TypeError: if `tx` is not a transformation, but for example a `Sparsifier`.
+      ValueError: if `workers` is less than 2, if `params` has no coordinate, or for a
+        transformation over another axis, or with another policy.
 
     Example:
       >>> import jax.numpy as jnp, sparsejax
@@ -70,12 +78,13 @@ def check_contract(
       ... )
       >>> testing.check_contract(tx, workers=2)
     """
-    if check_count("workers", workers) < 2:
-        raise ValueError(f"workers: got {workers}, expected 2 or more.")
+    _check_arguments(tx, workers, params)
     params = example_params() if params is None else params
     given: dict[str, Any] = {"workers": workers, "params": params}
     for check in (
+        _memory.check_memory,
         _shapes.check_replicated,
+        _choices.check_choices,
         _shapes.check_state_types,
         _shapes.check_strict_promotion,
         _shapes.check_wide_types,
@@ -102,3 +111,39 @@ def check_contract(
             _devices.check_wire_bytes,
         ):
             check(tx, **given)
+
+
+def _check_arguments(tx: Any, workers: Any, params: Any) -> None:
+    """Raises TypeError or ValueError, as `check_contract` says."""
+    if isinstance(tx, Sparsifier | Exchange | Memory):
+        raise TypeError(
+            f"tx: got a `{type(tx).__name__}`, expected a transformation. Build it "
+            f"first: `sparsejax.sparsify(sparsifier, exchange=..., memory=...)`."
+        )
+    if not isinstance(tx, optax.GradientTransformation):
+        raise TypeError(
+            f"tx: got a `{type(tx).__name__}`, expected a transformation, such as the "
+            f"result of `sparsejax.sparsify(...)`."
+        )
+    if check_count("workers", workers) < 2:
+        raise ValueError(f"workers: got {workers}, expected 2 or more.")
+    if params is not None and not sum(map(jnp.size, jax.tree.leaves(params))):
+        raise ValueError(
+            "params: got a tree without coordinates, expected at least one. "
+            "`testing.check_tiny_tree(tx)` alone checks a tree without leaves."
+        )
+    if not isinstance(tx, SparsifyTransformation):
+        return
+    if tx.parts.workers.axes != ("data",):
+        raise ValueError(
+            f"tx: got a transformation over the axis {tx.parts.workers.axis_name!r}, "
+            f"and the checks bind the axis 'data'. Make it with `axis_name=\"data\"` "
+            f"to check it: the parts see their workers through `step.workers` alone."
+        )
+    if tx.nonfinite != "drop":
+        raise ValueError(
+            f"tx: got a transformation with `nonfinite={tx.nonfinite!r}`, whose "
+            f"updates may be NaN, and `check_nonfinite` expects that a gradient that "
+            f'is not finite is left out. Make it with `nonfinite="drop"` to check '
+            f"it: the policy belongs to `sparsify`, not to the parts."
+        )

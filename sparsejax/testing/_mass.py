@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optax
 
 import sparsejax
+from sparsejax.testing._memory import require_memory_leaves
 from sparsejax.testing._programs import example_params, run
-from sparsejax.testing._values import as_vector, memory_leaves, require, residuals
+from sparsejax.testing._reports import require_true_reports
+from sparsejax.testing._values import (
+    as_vector,
+    named_memory_leaves,
+    require,
+    sparsify_states,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -107,24 +115,64 @@ def _conserved(
     given = received = scale = np.zeros(as_vector(params).size)
     sent = []
     for drawn, updates, state in run(tx, steps, params, workers, view=view):
+        require_true_reports(state)
         mine = as_vector(drawn, (workers,))
         given = given + mine.mean(axis=0)
         received = received + as_vector(updates)
         scale = scale + np.abs(mine).mean(axis=0)
         found = sparsejax.reports(state).values()
         sent.append(sum(int(report.sent) for report in found))
-    kept = residuals(state) if memory_leaves(state) else None
-    if tolerance is not None:
-        total = received + (0 if kept is None else kept.mean(axis=0))
+    require_memory_leaves(state)
+    leaves = _residual(state)
+    kept = next(iter(leaves.values()), None)
+
+    def errors(residual):
+        total = received + (0 if residual is None else residual.mean(axis=0))
         error = np.abs(total - given) / np.maximum(scale, np.finfo(np.float32).tiny)
-        if error.size:
-            worst = int(np.nan_to_num(error, nan=np.inf).argmax())
-            require(
-                error[worst] < tolerance,
-                "mass is conserved",
-                f"after {steps} steps of {workers} workers, updates and mean residual "
-                f"hold {total[worst]:.6g} of coordinate {worst}, and the gradients "
-                f"gave {given[worst]:.6g}",
-                _CAUSE,
-            )
+        return total, np.nan_to_num(error, nan=np.inf)
+
+    if tolerance is not None and given.size:
+        total, error = errors(kept)
+        worst = int(error.argmax())
+        require(
+            error[worst] < tolerance,
+            "mass is conserved",
+            f"after {steps} steps of {workers} workers, updates and mean residual "
+            f"hold {total[worst]:.6g} of coordinate {worst}, and the gradients "
+            f"gave {given[worst]:.6g}",
+            _cause(leaves, lambda x: errors(x)[1].max() < tolerance),
+        )
     return kept, sent
+
+
+def _residual(state: Any) -> dict[str, Float[np.ndarray, "w n"]]:
+    """The leaves of the first residual in `state`, by name; empty without a memory."""
+    found = map(named_memory_leaves, sparsify_states(state))
+    return {
+        name: np.asarray(leaf, np.float64)
+        for name, leaf in next(filter(None, found), [])
+    }
+
+
+def _cause(leaves: dict[str, Any], conserves: Callable[[Any], bool]) -> str:
+    """The likely reason for mass that is missing.
+
+    Args:
+      leaves: the leaves [w, n] of the residual, by name.
+      conserves: whether mass is conserved if it is counted in this array [w, n].
+    """
+    if len(leaves) < 2:
+        return _CAUSE
+    first, *others = leaves
+    rule = (
+        f"the gradient that waits is the first leaf of the memory's residual, "
+        f"`{first}`, and mass is counted there"
+    )
+    for name in others:
+        if conserves(leaves[name]):
+            return (
+                f"{rule}: put `{name}` first (the leaves of a dict are sorted by key)"
+            )
+    if conserves(sum(leaves.values())):
+        return f"{rule}: put the sum of the {len(leaves)} leaves there"
+    return f"{rule}; or {_CAUSE}"

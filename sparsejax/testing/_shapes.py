@@ -18,11 +18,12 @@ from sparsejax.testing._programs import (
     traced,
     trainer,
 )
-from sparsejax.testing._values import memory_leaves, require, require_same_types
-
-_OTHER_TYPES = (
-    "a function of a part returns other shapes or dtypes than `init`, `details` or "
-    "`sparsejax.parts` say"
+from sparsejax.testing._traces import require_kept_types, traces
+from sparsejax.testing._values import (
+    first_line,
+    memory_leaves,
+    require,
+    require_same_types,
 )
 
 
@@ -43,24 +44,10 @@ def check_replicated(
       AssertionError: with the error of the trace.
     """
     params = example_params() if params is None else params
-    try:
+    with traces(tx, params, workers):
         made = trainer(tx, params, workers, view="simulate")
         drawn = gradients(0, workers, params)
         jax.eval_shape(made.step, params, made.state, drawn)
-    except Exception as error:
-        first = str(error).strip().split("\n")[0].rstrip(".")
-        if "out_axes" in str(error):
-            raise AssertionError(
-                f"updates and replicated state are equal on all workers: the trace "
-                f"says {first!r}; `Delivery.mean`, the report, or state that is not "
-                f"marked `PerWorker` is computed from this worker's own values without "
-                f"a collective."
-            ) from error
-        raise AssertionError(
-            f"`init` and `update` trace: got {type(error).__name__}, {first!r}; a part "
-            f"returns an array of another shape, or a record with other fields, than "
-            f"`sparsejax.parts` says."
-        ) from error
 
 
 def check_state_types(
@@ -80,7 +67,7 @@ def check_state_types(
     made = trainer(tx, params, workers)
     drawn = gradients(0, workers, params)
     _, state, _ = jax.eval_shape(made.step, made.params, made.state, drawn)
-    _require_kept_types(state, made.state)
+    require_kept_types(state, made.state)
 
 
 def check_strict_promotion(
@@ -100,18 +87,12 @@ def check_strict_promotion(
     with jax.numpy_dtype_promotion("strict"):
         try:
             before, after, _ = traced(tx, params, workers)
-            _require_kept_types(after, before)
+            require_kept_types(after, before)
         except jax.dtypes.TypePromotionError as error:
-            first = str(error).strip().split("\n")[0].rstrip(".")
             raise AssertionError(
-                f"no dtype is promoted implicitly: the trace says {first!r}; two "
-                f"arrays of different dtypes meet without `astype`."
+                f"no dtype is promoted implicitly: the trace says {first_line(error)}; "
+                f"two arrays of different dtypes meet without `astype`."
             ) from error
-
-
-def _require_kept_types(after: Any, before: Any) -> None:
-    when = ("after an update", "after `init`")
-    require_same_types(after, before, "the state keeps its types", when, _OTHER_TYPES)
 
 
 def check_wide_types(
@@ -130,19 +111,29 @@ def check_wide_types(
     params = example_params() if params is None else params
     simulated = sparsejax.simulate(tx, workers=workers)
     drawn = gradients(0, workers, params)
+    rule = "64-bit types change nothing"
+    cause = (
+        "an array is made without a dtype: give it one, such as "
+        "`jnp.zeros(n, jnp.float32)` or `jnp.arange(k, dtype=jnp.int32)`"
+    )
+
+    def compare(given, expected, when):
+        both = (f"{when} with 64-bit types", "without")
+        require_same_types(given, expected, rule, both, cause)
+
     state = jax.eval_shape(simulated.init, params)
     with jax.enable_x64(True):
         wide = jax.eval_shape(simulated.init, params)
-        updates, after = jax.eval_shape(simulated.update, drawn, wide)
-    rule = "64-bit types change nothing"
-    cause = "an array is made without a dtype, such as by `jnp.arange(k)`"
-    for given, expected, when in (
-        (wide, state, "after `init`"),
-        (after, state, "after an update"),
-        (updates, params, "as an update"),
-    ):
-        both = (f"{when} with 64-bit types", "without")
-        require_same_types(given, expected, rule, both, cause)
+    # An update may refuse a wide state with an error that does not name it.
+    compare(wide, state, "after `init`")
+    try:
+        with jax.enable_x64(True):
+            updates, after = jax.eval_shape(simulated.update, drawn, wide)
+    except Exception as error:
+        found = f"`update` does not trace, {type(error).__name__}: {first_line(error)}"
+        raise AssertionError(f"{rule}: {found}; {cause}.") from error
+    compare(after, state, "after an update")
+    compare(updates, params, "as an update")
 
 
 def check_abstract_init(

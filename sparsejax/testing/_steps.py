@@ -11,9 +11,11 @@ import optax
 
 import sparsejax
 from sparsejax.testing._programs import example_params, gradients, run
+from sparsejax.testing._reports import require_true_reports
 from sparsejax.testing._values import (
     flat,
     memory_leaves,
+    named_memory_leaves,
     require,
     require_equal,
     require_same_types,
@@ -48,6 +50,7 @@ def check_tiny_tree(
         cause = f"{cause}, or chooses more than n coordinates (n may be 0)"
         require(False, rule, found, cause)
     for _, updates, state in steps:
+        require_true_reports(state)
         require_same_types(updates, params, rule, ("as an update", "before"), cause)
         require(np.isfinite(flat(updates)).all(), rule, f"got {updates}", cause)
         for report in sparsejax.reports(state).values():
@@ -75,14 +78,17 @@ def check_zero_gradients(
         return jax.tree.map(np.zeros_like, drawn) if t < 3 else drawn
 
     rule = "zero gradients give zeros"
+    cause = "a part divides by a norm or count that is 0"
+    counts = "or a leaf counts steps: `step.index` does, and `Memory` has no count"
     for t, (_, updates, state) in enumerate(run(tx, 5, params, workers, stream=late)):
+        require_true_reports(state)
         if t < 3:
-            cause = "a part divides by a norm or count that is 0"
             require_equal(flat(updates), 0, f"{rule} as updates", cause)
-            for leaf in memory_leaves(state):
-                require_equal(leaf, 0, f"{rule} in the memory", cause)
+            for name, leaf in named_memory_leaves(state):
+                kept = f"{rule} in each leaf of the memory, here `{name}`"
+                require_equal(leaf, 0, kept, f"{cause}, {counts}")
     require(
-        flat(updates).any(),
+        flat(updates).any() or not flat(params).size,
         "zero gradients break nothing",
         "updates are still 0 after two steps with gradients",
         "the zeros drove a threshold out of reach",
@@ -134,6 +140,7 @@ def check_nonfinite(
     for t, ((_, mine, state), (_, theirs, other)) in enumerate(
         zip(given, expected, strict=True)
     ):
+        require_true_reports(state)
         require_equal(flat(mine), flat(theirs), f"{rule} of updates", cause)
         for kept, reference in zip(
             memory_leaves(state), memory_leaves(other), strict=True

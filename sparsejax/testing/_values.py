@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -47,14 +49,35 @@ def as_vector(tree: Any, lead: tuple[int, ...] = ()) -> Float[np.ndarray, "*lead
     return flat(sorted(leaves, key=lambda leaf: dtypes.index(leaf.dtype)), lead)
 
 
-def memory_leaves(state: Any) -> list[Any]:
-    """All arrays of the memories of the sparsejax states in `state`."""
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, quoted, without its full stop."""
+    return repr(str(error).strip().split("\n")[0].rstrip("."))
+
+
+def sparsify_states(state: Any) -> list[sparsejax.SparsifyState]:
+    """The sparsejax states in `state`."""
     nodes = jax.tree.leaves(
         state, is_leaf=lambda x: isinstance(x, sparsejax.SparsifyState)
     )
-    return jax.tree.leaves(
-        [x.memory for x in nodes if isinstance(x, sparsejax.SparsifyState)]
-    )
+    return [x for x in nodes if isinstance(x, sparsejax.SparsifyState)]
+
+
+def coordinates(state: sparsejax.SparsifyState) -> int:
+    """n, the number of coordinates of the tree that `state` was made for."""
+    leaves = ast.literal_eval(state.structure.leaves)
+    return sum(math.prod(shape) for _, shape in leaves)
+
+
+def memory_leaves(state: Any) -> list[Any]:
+    """All arrays of the memories of the sparsejax states in `state`."""
+    return [leaf for _, leaf in named_memory_leaves(state)]
+
+
+def named_memory_leaves(state: Any) -> list[tuple[str, Any]]:
+    """`memory_leaves` with the name of each within the residual of its memory."""
+    residuals = [x.memory.per_worker for x in sparsify_states(state)]
+    found = [jax.tree_util.tree_leaves_with_path(x) for x in residuals]
+    return [(path_name(path), leaf) for leaves in found for path, leaf in leaves]
 
 
 def residuals(state: Any) -> Float[np.ndarray, "w n"]:
@@ -65,12 +88,16 @@ def residuals(state: Any) -> Float[np.ndarray, "w n"]:
 def types(tree: Any) -> dict[str, str]:
     """`{path: "dtype[shape]"}` of all leaves."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        path_name(path): (
-            f"{np.dtype(jnp.result_type(leaf))}[{', '.join(map(str, jnp.shape(leaf)))}]"
-        )
-        for path, leaf in leaves
-    }
+    return {path_name(path): type_name(leaf) for path, leaf in leaves}
+
+
+def type_name(leaf: Any, axis: int = 0) -> str:
+    """ "dtype[shape]" of an array, without the axes before `axis`."""
+    # `result_type` calls float64 float32 outside of `enable_x64`, as jax does with
+    # arrays of numpy when it gets them.
+    known = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    dtype = leaf.dtype if known else jnp.result_type(leaf)
+    return f"{dtype}[{', '.join(map(str, jnp.shape(leaf)[axis:]))}]"
 
 
 def require_same_types(

@@ -88,7 +88,7 @@ def _largest(
     slots = jnp.arange(_SLOTS, dtype=jnp.int32)[None, :, None] << 1
     numbers = jax.lax.bitcast_convert_type(shares, jnp.int32) & ~_PLACE_AND_SIGN
     numbers = numbers | slots | negative.astype(jnp.int32)
-    words, taken = jnp.zeros((), jnp.int32), jnp.zeros(())
+    words, taken = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
     for byte in range(_BYTES):
         first = jnp.max(numbers, axis=1)
         share = jax.lax.bitcast_convert_type(first & ~_PLACE_AND_SIGN, jnp.float32)
