@@ -199,7 +199,7 @@ def check_densification(densification: Any, workers: int | None = None) -> float
         f"{'' if workers is None else f', here {workers}'}), or None for independent "
         f"supports"
     )
-    # Measured densifications are float32, so they may exceed `workers` by a rounding.
+    # Measured densifications are float32, so they may exceed `workers` by an error.
     return check_number(
         "densification",
         densification,

@@ -41,7 +41,7 @@ def enter(
 ) -> tuple[Layout, Any, Any]:
     """Checks the arguments of `update`; returns layout, gradients and own state.
 
-    The gradients are typed as equal along axes of one device. The state comes without
+    The gradients are typed as equal along mesh axes of size 1. The state comes without
     its leading axis. `two_views` calls `update` only where the axis is bound.
 
     Raises:

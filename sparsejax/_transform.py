@@ -122,8 +122,8 @@ def sparsify(
       exchange: delivers them, and decides which values were delivered.
       memory: keeps the other values for the next step.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      nonfinite: "drop": a worker whose gradient is not finite, or so large that its sum
-        is not, adds none of it in that step. The mean still divides by the number of
+      nonfinite: "drop": a worker adds zeros in a step if its gradient, or the sum of
+        the coordinates, is not finite. The mean still divides by the number of
         workers, and `report.dropped` marks the worker. "propagate": the whole update
         of that step is NaN and all residuals keep their values. With both, accumulated
         values are clipped to `jnp.finfo(dtype).max / (2 w)`, so that no sum over the w
@@ -289,7 +289,7 @@ def _one_step(
     """
     if present is not None:
         skip = skip | ~present
-    # With this bound, sums over the workers stay finite, and so do their roundings.
+    # With this bound, sums over the workers stay finite, and so do the rounded sums.
     bound = float(jnp.finfo(layout.dtype).max) / (2 * parts.workers.count())
     step = Step(
         state.step,

@@ -59,7 +59,7 @@ def vary_like(x: Any, reference: Any) -> Any:
 
 
 def settle_axes(tree: Any, known: frozenset[str]) -> Any:
-    """Types every leaf as equal along axes of one device, except the `known` axes.
+    """Types every leaf as equal along mesh axes of size 1, except the `known` axes.
 
     Nothing differs along such an axis, but a specification may name it, so that one
     configuration serves all meshes.

@@ -86,7 +86,7 @@ def test_lost_mass_is_named():
     fails(
         testing.check_conservation,
         method(deliver=half),
-        r"mass is conserved: after 20 steps of 2 workers, .* of coordinate \d+, .*left",
+        r"mass is conserved: after 20 steps of 2 workers, at coordinate \d+, .*left",
     )
 
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.batch < 1:
         parser.error(f"--batch: got {options.batch}, expected 1 or more examples")
     if options.delayed and options.mode != "train":
-        parser.error("--delayed: needs the mode `train`: whole steps hide an exchange")
+        parser.error("--delayed: needs the mode `train`: a step can hide exchanges")
     if options.hosts and _ON_HOST not in os.environ:
         os.environ[_ON_HOST] = "1"
         # Without this handler, hosts would go on computing after SIGTERM.

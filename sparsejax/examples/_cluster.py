@@ -50,8 +50,9 @@ def make_mesh(
 
     Args:
       workers: the number of devices to use; None for all.
-      axes: the names of its axes. From the last on, all but the first have two devices
-        each while the devices left are a multiple of four, and one otherwise.
+      axes: the names of its axes. From the last axis to the second, each gets two
+        devices if the number of devices left is a multiple of four, and otherwise one.
+        The first axis gets the other devices.
 
     Raises:
       ValueError: if there are fewer devices than workers, or if devices of other

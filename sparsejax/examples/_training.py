@@ -138,7 +138,7 @@ class Metrics(NamedTuple):
 class Trainer:
     """Compiles the step of one recipe once and runs it for any number of seeds.
 
-    With `local_steps` above 1 it compiles a round: each worker makes that many steps
+    With `local_steps` above 1 it compiles a round: each worker takes that many steps
     of the task's optimizer alone, and the recipe exchanges their sum.
     """
 

@@ -1,4 +1,4 @@
-"""Trains a small decoder-only language model in shards, with sparse replicas.
+"""Trains a small sharded language model, whose replicas exchange sparsely.
 
     python -m sparsejax.examples.language_model --recipe dense,exdyna
 

@@ -15,7 +15,7 @@ rest densely; "zen+exdyna" sends the rest with ExDyna, at the given density.
 
     python -m sparsejax.examples.text --local-steps 30 --recipe dense,exdyna,sparseloco
 
-trains in rounds: each worker makes 30 steps of Adam alone, and the sum of its updates
+trains in rounds: each worker takes 30 steps of Adam alone, and the sum of its updates
 goes through the recipe. All numbers are still per step.
 """
 

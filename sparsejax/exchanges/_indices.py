@@ -22,7 +22,8 @@ def facts_of(
 ) -> tuple[Int[Array, ""], Float[Array, ""], Bool[Array, ""]]:
     """This worker's `(demand, threshold, dropped)` for the report. Per worker."""
     demand, threshold = choice.demand * choice.row_size, choice.threshold
-    if step.present is not None:  # Rules find the least threshold for zeros.
+    if step.present is not None:
+        # An absent worker's vector is zero, for which a rule finds the least number.
         threshold = jnp.where(step.present | (threshold == 0), threshold, jnp.inf)
     return demand, threshold, jnp.asarray(step.dropped)
 

@@ -103,7 +103,7 @@ def costs_more_than_the_whole(
       units: static, the units of the choice.
       step: the step.
     """
-    if not step.layout.exact:  # The sum hides which worker has to keep a rounding.
+    if not step.layout.exact:  # The sum does not show who keeps an error.
         return False
     message = _codec.cheapest(slots, units.number).size + 2 * value_words
     return step.w * message > 2 * 4 * units.n

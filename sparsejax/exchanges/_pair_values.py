@@ -1,4 +1,4 @@
-"""The values of pairs as messages, in their own step and one step late."""
+"""Encodes and decodes the values of pairs, for `pairs` and its late form."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Widths = tuple[int, int]
 FULL: Widths = (32, 32)
 
-# A shorter list does not report its rounding error: two bytes are much of its message.
+# A shorter list does not report its rounding error: two bytes would be a large part.
 _TELLING = 64
 
 

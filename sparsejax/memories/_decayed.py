@@ -8,7 +8,7 @@ from sparsejax.parts import Memory
 
 
 def decayed(beta: float) -> Memory:
-    """Error feedback whose residual shrinks by `beta` in each step.
+    """Error feedback whose residual is multiplied by `beta` in each step.
 
         vector = gradient + beta residual
 

@@ -66,7 +66,7 @@ def quotas(
       [3 3 2 2]
     """
     share, rest = target // worker_count, target % worker_count
-    # Near density 1, only the longer parts of `even` have room for one coordinate more.
+    # Near density 1, only the longer parts of `even` have room for one more coordinate.
     few = max(1, n % worker_count)
     if isinstance(target, int):
         holders = few if share == n // worker_count else worker_count

@@ -42,7 +42,7 @@ def present_number(here: Bool[Array, " w"]) -> Float[Array, ""]:
 def among_present(
     mean: Float[Array, " n"], here: Bool[Array, " w"]
 ) -> Float[Array, " n"]:
-    """The mean over those present, of the mean over all. Replicated."""
+    """The mean over the present workers, from the mean over all. Replicated."""
     return mean * (here.size / present_number(here)).astype(mean.dtype)
 
 

@@ -12,8 +12,8 @@ from sparsejax.parts._records import Report
 def declared(report: Report, reads: frozenset[str], exchange: str) -> Report:
     """`report`, with only the details that `reads` contains.
 
-    Otherwise a rule that reads another one would work with this exchange, and fail
-    with the next.
+    Otherwise a rule that reads an undeclared detail would work with this exchange, and
+    fail with another.
 
     Args:
       report: the report for `Sparsifier.adapt`.

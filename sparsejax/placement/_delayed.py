@@ -24,7 +24,7 @@ def delayed(
       indices. One all-reduce carries both. At 1 %, with eight workers, it takes about
       1.5 times the bytes of the messages without delay, 1.2 times with `cltk`.
 
-    With `sparsejax.rounds` the exchange is as many rounds late.
+    With `sparsejax.rounds` the delay is one or two rounds instead of steps.
 
     After the last step, one update without any worker delivers the values in flight:
     `tx.update(gradients, state, params, present=jnp.zeros(workers, bool))`; its

@@ -123,8 +123,8 @@ def value_and_grad(
       argnums: which arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       axis_name: the mesh axis of the workers, or a tuple of axes.
-      batch_argnums: which arguments are batches, that the workers split along the first
-        axis; all others are equal on all workers.
+      batch_argnums: the arguments that the workers split along the first axis; all
+        others are equal on all workers.
       weighted: whether `fun` returns `(mean, weight)` instead of the loss, such as the
         mean over the tokens that count and their number. The result is the gradient of
         the weighted mean over all workers; a weight of 0 is legal.

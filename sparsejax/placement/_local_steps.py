@@ -21,7 +21,7 @@ def local_steps(
     steps: int,
     **options: Any,
 ) -> Callable[..., tuple[Any, Any, Any]]:
-    """Returns a function that makes one worker's steps, where the axis is bound.
+    """Returns a function that takes one worker's steps, where the axis is bound.
 
     Args:
       loss_fn: `(params, batch, *per_step, **shared) -> loss`.

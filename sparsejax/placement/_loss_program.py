@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from sparsejax._workers import spec_axes
 
-# Operations that keep a number, or only change its type, shape, sign or bound.
+# Operations through which the search goes from a number back to its operands.
 _THROUGH = {
     "convert_element_type", "squeeze", "reshape", "broadcast_in_dim", "copy", "neg",
     "max", "min", "add", "add_any", "stop_gradient", "clamp", "select_n", "integer_pow",

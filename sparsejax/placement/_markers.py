@@ -174,7 +174,7 @@ def state_specs(
 
 
 def _member_axes(state: Any, marks: list[tuple[Mark, ...]]) -> int:
-    """The number of leading axes that `jax.vmap(tx.init)` added: `report.sent` was [].
+    """The number of leading axes that `jax.vmap(tx.init)` added to `report.sent`, [].
 
     Only shapes show it, since a mapped state has the structure of a single one.
     """

@@ -1,4 +1,4 @@
-"""Rounds of local steps: each worker trains alone, then the differences go out."""
+"""Rounds of local steps: each worker trains alone, then their sums are exchanged."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rounds(
 ) -> Rounds:
     """Local training: `steps` optimizer steps on each worker, then one exchange.
 
-    In a round worker r starts from the shared parameters `params`, makes H steps of
+    In a round worker r starts from the shared parameters `params`, takes H steps of
     `inner` on its own batches, and hands the sum of its updates to `outer` as if that
     were a gradient:
 
@@ -128,7 +128,7 @@ def rounds(
         another number of steps; and see `sparsejax.value_and_grad`.
 
     Example:
-      DiLoCo, whose differences are sparse on the wire:
+      DiLoCo with a sparse exchange:
 
       >>> import jax, jax.numpy as jnp, optax, sparsejax
       >>> def loss_fn(params, batch):
@@ -245,7 +245,7 @@ def _with_recipe(state: Any) -> Any:
     if not reports(state):
         raise ValueError(
             "rounds: the outer transformation holds no recipe, so nothing would "
-            "average the workers' differences. Put one first, "
+            "average the workers' sums of updates. Put one first, "
             "`optax.chain(sparsejax.dense(), optax.sgd(1.0))`, or a sparse one."
         )
     return state

@@ -99,7 +99,8 @@ def simulate(tx: Any, *, workers: int, axis_name: str = "data") -> Any:
             return row(tx.init(params))
 
         rows = jax.eval_shape(jax.vmap(local, in_axes=None, **mapped), 0.0)
-        # One worker's shapes: `state_specs` would take a leading axis for an ensemble.
+        # One worker's shapes: `state_specs` would mistake a leading axis for the axis
+        # of an ensemble.
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows
         )
@@ -181,7 +182,7 @@ def _check_leading_axis(gradients: Any, workers: int, name: str) -> None:
             raise ValueError(
                 f"update: {name} `{path_name(path)}` has the shape "
                 f"{jnp.shape(leaf)}, but the first axis should have the size of the "
-                f"{workers} simulated workers. Stack what the workers have, "
+                f"{workers} simulated workers. Stack the workers' values, "
                 f"`jnp.stack(one_for_each_worker)`. `sparsejax.predict` and loops with "
                 f"a mesh take the transformation itself, without `simulate`."
             )

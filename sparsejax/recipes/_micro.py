@@ -45,8 +45,8 @@ def micro(
       An optax transformation, with a float32 residual [n] per worker.
 
     Departs from the paper: by default each worker finds, in the same step, its own
-    threshold that fills an equal share of K*. The published staircase takes hundreds of
-    steps.
+    threshold that fills an equal share of K*. The published staircase needs hundreds
+    of steps to get near the density.
 
     Example:
       >>> import optax, sparsejax

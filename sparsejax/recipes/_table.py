@@ -69,7 +69,7 @@ TABLE: Mapping[str, Row] = {
     "random_k": Row(recipes.random_k),
     "topk": Row(recipes.topk),
     "chunked_topk": Row(recipes.chunked_topk),
-    # Its residual shrinks by `beta` in each step.
+    # Its residual is multiplied by `beta` in each step.
     "sparseloco": Row(recipes.sparseloco, loses=True),
     "sidco": Row(recipes.sidco),
     "hard_threshold": Row(recipes.hard_threshold, "max_density", {"threshold": 0.03}),

@@ -21,8 +21,8 @@ from sparsejax.vectors._selection import select_in
 # coordinates, steps in which no part exceeds twice the average size take a branch of
 # their own, with tiles and words for parts of that size.
 _LARGE = 1 << 20
-# The code of the indices suits parts of up to this many average sizes: with eight
-# workers half of the longest part, which needs only one bit more for an index.
+# Indices are coded for parts of up to this many average sizes. With eight workers the
+# longest part is about twice that, and its indices need one more bit each.
 _USUAL = 3.9
 
 

@@ -20,14 +20,14 @@ from sparsejax.vectors._sample import sample_in
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
-# The magnitudes above the threshold in a usual sample: so many make a count accurate to
-# about a hundredth (1 / sqrt(8192)).
+# The magnitudes above the threshold in a usual sample: this many make a count accurate
+# to about a hundredth (1 / sqrt(8192)).
 _ABOVE = 8192
 # A sample reads at most 1/8 of a usual region, but at least 2^16 coordinates.
 _SHARE, _LEAST = 8, 1 << 16
 
-# The first threshold is low by so many standard deviations of the count, so that nearly
-# always enough coordinates reach it.
+# The first threshold is lowered by this many standard deviations of the count, so that
+# nearly always enough coordinates reach it.
 _SAFE = 3.0
 # The next threshold, relative to the first one. Where tails fall off as the fourth
 # power, twice as many coordinates reach it. All but zeros reach the last threshold.
@@ -96,7 +96,7 @@ def rungs(
         # The sample of a small region may contain a coordinate twice.
         spread = jnp.sqrt(expected * jnp.maximum(1 - share, 1 / 16))
         wanted = jnp.ceil(expected + _SAFE * spread).astype(jnp.int32)
-        # Only if the quota is the whole region is it the whole sample.
+        # The quota of the sample is the whole sample only for a quota of the region.
         wanted = jnp.where(quota < size, jnp.minimum(wanted, number - 1), number)
         size = jnp.int32(number)
 

@@ -21,8 +21,8 @@ from sparsejax.vectors._selection import compact
 _FRACTION = 0.01
 _LEAST_ABOVE = 100
 
-# An odd number near 2^31 divided by the golden ratio: its multiples, modulo any smaller
-# number, leave no gaps.
+# An odd number near 2^31 divided by the golden ratio: its multiples, modulo a smaller
+# number, are spread about evenly.
 _LEAP = np.uint32(1327217885)
 
 
@@ -30,9 +30,9 @@ def sampled(density: float, *, capacity: int | None = None) -> Sparsifier:
     """Selects `|x| >= t`, where `t` is the density's quantile in a sample.
 
     The sample has 1 % of the coordinates, or 100 / density of them if that is more. It
-    is evenly strided and starts at another coordinate in each step. The threshold is
-    one standard deviation low, so messages are mostly full. Coordinates that do not fit
-    wait, at evenly strided ranks.
+    is evenly strided and starts at another coordinate in each step. The quota in
+    the sample is one standard deviation higher, so messages are mostly full.
+    Coordinates that do not fit wait, at evenly strided ranks.
 
     Args:
       density: fraction of the coordinates that each worker selects, in (0, 1].

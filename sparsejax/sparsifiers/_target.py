@@ -26,7 +26,7 @@ def target_count(density: float, n: int) -> int:
 def live_count(schedule: Schedule, step: Int[Array, ""], n: int, most: int) -> Any:
     """Int32[]: `target_count` of the schedule's value in this step, at most `most`."""
     density = jnp.asarray(schedule(step), jnp.float32)
-    # The factor makes up for two roundings of float32. NaN counts as 0.
+    # The factor makes up for two rounding errors of float32. NaN counts as 0.
     wanted = jnp.nan_to_num(density * jnp.float32(n) * jnp.float32(1 + 2**-22))
     bounded = jnp.clip(wanted, 0.0, jnp.float32(most)).astype(jnp.int32)
     return jnp.clip(bounded, min(1, most), most)

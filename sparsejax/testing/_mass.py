@@ -137,9 +137,9 @@ def _conserved(
         require(
             error[worst] < tolerance,
             "mass is conserved",
-            f"after {steps} steps of {workers} workers, updates and mean residual "
-            f"hold {total[worst]:.6g} of coordinate {worst}, and the gradients "
-            f"gave {given[worst]:.6g}",
+            f"after {steps} steps of {workers} workers, at coordinate {worst}, updates "
+            f"+ mean residual is {total[worst]:.6g}, and the sum of mean gradients is "
+            f"{given[worst]:.6g}",
             _cause(leaves, lambda x: errors(x)[1].max() < tolerance),
         )
     return kept, sent

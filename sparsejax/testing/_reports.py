@@ -25,7 +25,7 @@ def require_true_reports(state: Any) -> None:
             f"it is {sent}, and n is {n}",
             "count each delivered coordinate once, and no empty slot",
         )
-        # Without coordinates, any share of them was sent.
+        # With n = 0 the density may be any number.
         require(
             n == 0 or np.allclose(density, sent / n, rtol=1e-6, atol=0),
             "`report.density` is `sent / n`",

@@ -79,7 +79,7 @@ def check_zero_gradients(
 
     rule = "zero gradients give zeros"
     cause = "a part divides by a norm or count that is 0"
-    counts = "or a leaf counts steps: `step.index` does, and `Memory` has no count"
+    counts = "or a leaf counts steps: a count belongs in the sparsifier's state"
     for t, (_, updates, state) in enumerate(run(tx, 5, params, workers, stream=late)):
         require_true_reports(state)
         if t < 3:
@@ -177,7 +177,7 @@ def check_dense_mean(
     """
     params = example_params() if params is None else params
     rule = "at density 1 the update is the mean"
-    cause = "the exchange forgets to divide by w, or drops coordinates"
+    cause = "the exchange does not divide by w, or drops coordinates"
     for drawn, updates, state in run(tx, 3, params, workers):
         mean: Float[np.ndarray, " n"] = flat(drawn, (workers,)).mean(axis=0)
         # Rounded twice, and the rest of the step before is rounded again.

@@ -27,7 +27,7 @@ _MANTISSA, _BIAS = 23, 127
 
 
 def words_for(leaf_count: int, m: int) -> int:
-    """Static: the words of scales in each block, for `m` values of so many leaves."""
+    """Static: the words of scales in each block, for `m` values of these leaves."""
     words = -(-min(leaf_count, LEAVES) // _WORD)
     return min(words, max(1, m // _PAYING))
 
@@ -35,7 +35,7 @@ def words_for(leaf_count: int, m: int) -> int:
 def levelled(
     rows: Float[Array, "b s"], leaves: Int[Array, "b s"], words: int
 ) -> tuple[Float[Array, "b s"], UInt16[Array, "b c"]]:
-    """Rows whose leaves are alike in size, and the scales of each row.
+    """Rows whose leaves have similar sizes, and the scales of each row.
 
     Args:
       rows: finite values.

@@ -54,7 +54,7 @@ class ValueCode(NamedTuple):
 
 
 def value_code(bits: int, m: int, leaf_count: int = 1) -> ValueCode:
-    """The code of `bits` bits for `m` values, or a wider one that is no longer.
+    """The code of `bits` bits for `m` values; a wider one if its message is not longer.
 
     Args:
       bits: 32, 16, 8, 4, 2 or 1.

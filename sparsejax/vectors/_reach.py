@@ -26,8 +26,8 @@ class Reach(NamedTuple):
       usual: static: a usual list lies in `[0, usual)`, and `usual` marks its empty
         slots; `span` does so for a long list.
       span: static: a long list lies in `[0, span)`.
-      low_bits: static: `code` writes so many bits of each number in binary.
-      more_bits: static: a long list needs so many more bits for each number.
+      low_bits: static: the bits of each number that `code` writes in binary.
+      more_bits: static: the additional bits of each number in a long list.
       room: static: the most slots that a long list fills.
     """
 

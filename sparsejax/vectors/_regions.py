@@ -112,7 +112,8 @@ def read_tile(vector, start, size, row, tile: int):
 def read_region(vector, start, size, span: int):
     """`read_tile` of a whole region, for accelerators.
 
-    Any number that is computed for a few coordinates before the read costs a kernel.
+    A number that is computed before the read, for a few coordinates, would be a kernel
+    of its own.
     """
     window = tile_start(vector.size, start, jnp.int32(0), span)
     values = jax.lax.dynamic_slice(vector, (window,), (span,))

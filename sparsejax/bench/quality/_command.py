@@ -72,7 +72,7 @@ def _load(name: str) -> Task:
 def _chosen(kind: str, names: list[str] | None) -> list[Method]:
     """Dense, and the rows with these names.
 
-    A name that no row has, but a recipe, stands for all rows of the recipe.
+    The name of a recipe that is not the name of a row selects all rows of the recipe.
     """
     methods = METHODS[kind]
     if names is None:

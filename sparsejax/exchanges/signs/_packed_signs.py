@@ -50,8 +50,8 @@ def packed_signs(
     all others, `(w-1) n / 8` bytes. "sum": every sign has a field of
     `b = ceil(log2(w+1))` bits in a word, wide enough for the count of votes, and one
     all-reduce adds the words, `2 (w-1)/w` times `4 ceil(n / floor(32/b))` bytes. "sum"
-    needs as many bytes as "gather" with 8 workers, and fewer from 9 workers on. Both
-    routes also carry two words of facts per worker.
+    needs fewer bytes than "gather" with 7 workers and from 9 workers on, and as many
+    with 8. Both routes also carry two words of facts per worker.
 
     Args:
       rule: "majority" or "mean".
