@@ -72,6 +72,9 @@ def test_mass_is_conserved_with_weights(name):
         received = received + update * here.sum() / W
         scale = scale + np.abs(mine).mean(axis=0)
         np.testing.assert_array_equal(report.dropped, ~here)
+        # A rule's least threshold, for zeros, would be the least of all workers.
+        absent = np.asarray(report.threshold)[~here]
+        assert (np.isinf(absent) | (absent == 0)).all()
     total = received + (0 if kept is None else kept.mean(axis=0))
     assert (np.abs(total - given) <= 2e-6 * scale).all()
 
