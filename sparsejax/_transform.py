@@ -70,12 +70,14 @@ class SparsifyTransformation(optax.GradientTransformationExtraArgs):
     parts: _Parts
     nonfinite: str
 
-    def through(self, exchange: Exchange) -> SparsifyTransformation:
-        """The same method through another exchange."""
+    def with_parts(
+        self, *, exchange: Exchange | None = None, memory: Memory | None = None
+    ) -> SparsifyTransformation:
+        """The same method with another exchange or memory."""
         return sparsify(
             self.parts.sparsifier,
-            exchange=exchange,
-            memory=self.parts.memory,
+            exchange=exchange or self.parts.exchange,
+            memory=memory or self.parts.memory,
             axis_name=self.parts.workers.axis_name,
             nonfinite=self.nonfinite,
         )

@@ -82,4 +82,4 @@ def delayed(
             f"{exchange.lag} {'step' if exchange.lag == 1 else 'steps'} late. Leave "
             f"`steps` out."
         )
-    return tx.through(exchange)
+    return tx.with_parts(exchange=exchange)

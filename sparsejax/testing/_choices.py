@@ -58,7 +58,7 @@ def _check_support(tx: SparsifyTransformation, params: Any, workers: int) -> Non
         mark = jnp.sum(choice.indices).astype(delivery.mean.dtype)
         return delivery._replace(mean=delivery.mean + mark), state
 
-    marked = tx.through(exchange._replace(apply=apply))
+    marked = tx.with_parts(exchange=exchange._replace(apply=apply))
     with traces(marked, params, workers):
         try:
             trace_update(marked, params, workers)

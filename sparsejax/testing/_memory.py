@@ -81,13 +81,7 @@ def _require_alone(tx: SparsifyTransformation, params: Any, workers: int) -> Non
         accumulate=noted("accumulate", memory.accumulate),
         settle=noted("settle", memory.settle),
     )
-    watched = sparsejax.sparsify(
-        tx.parts.sparsifier,
-        exchange=tx.parts.exchange,
-        memory=spied,
-        axis_name=tx.parts.workers.axis_name,
-        nonfinite=tx.nonfinite,
-    )
+    watched = tx.with_parts(memory=spied)
     with traces(watched, params, workers):
         trace_update(watched, params, workers)
     for name, (function, shapes) in calls.items():
